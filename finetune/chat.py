@@ -1,0 +1,67 @@
+"""Example -> the exact text a model sees. The only place where a prompt is rendered.
+
+Training and evaluation both call `render`. What is trained on is always
+
+    generation prompt + answer + END_OF_TURN
+
+and never the template's rendering of the finished chat: the 31B and 26B templates open the
+generation prompt with an empty thought channel that their finished turns do not have, so the two
+disagree, and a model trained on one is asked with the other.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from finetune.errors import ModelError
+from finetune.tasks.base import Example
+
+END_OF_TURN_TOKEN = "<turn|>"
+END_OF_TURN = END_OF_TURN_TOKEN + "\n"
+
+
+class ChatTemplate(Protocol):
+    """What is used of a transformers tokenizer or processor."""
+
+    chat_template: Any
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """`prompt` ends where the model starts to write. `completion` is what it should write, to the end of its turn."""
+
+    prompt: str
+    completion: str
+
+
+def render(template: ChatTemplate, example: Example) -> Rendered:
+    """Render one example with the model's own chat template, thinking off. Text in, text out."""
+    messages = [{"role": message.role, "content": message.content} for message in example.prompt]
+    prompt = template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    return Rendered(str(prompt), example.answer.strip() + END_OF_TURN)
+
+
+def check_template(template: ChatTemplate) -> None:
+    """Raise ModelError unless the chat template writes Gemma 4 turns.
+
+    The finished turn must be the opening of the generation prompt, less an empty thought channel,
+    then the answer and END_OF_TURN: else the model would be trained to stop on something else.
+    """
+    if not template.chat_template:
+        raise ModelError("the tokenizer has no chat template", "use an instruction-tuned Gemma 4 (-it), or add one")
+    question = [{"role": "user", "content": "probe-question"}]
+    answered = [*question, {"role": "assistant", "content": "probe-answer"}]
+    asked = str(template.apply_chat_template(question, tokenize=False, add_generation_prompt=True))
+    finished = str(template.apply_chat_template(answered, tokenize=False))
+    if not finished.endswith("probe-answer" + END_OF_TURN):
+        raise ModelError(
+            f"the chat template ends a finished answer with {finished[-24:]!r}, not with {END_OF_TURN!r}",
+            "use the chat template that came with Gemma 4",
+        )
+    opening = finished.removesuffix("probe-answer" + END_OF_TURN)
+    if not asked.startswith(opening):
+        raise ModelError(
+            "the chat template's generation prompt does not continue the chat it answers",
+            "use the chat template that came with Gemma 4",
+        )

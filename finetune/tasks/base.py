@@ -1,0 +1,100 @@
+"""What a task is: it turns rows of a data set into examples, and scores what a model answered."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Row = Mapping[str, Any]
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of the conversation that stands before the answer. `role`: system or user."""
+
+    role: Literal["system", "user"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row, ready to be rendered: what the model is asked, and what it should answer.
+
+    `row` is the row's number in its source (from 0), so that a message can name it. `context` holds
+    what scoring needs beyond the answer (for text-to-SQL the schema the queries run on).
+    """
+
+    row: int
+    prompt: tuple[Message, ...]
+    answer: str
+    images: tuple[Any, ...] = ()
+    context: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """Why a row cannot be used. `reason` is short and the same for all rows of its kind."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found about one answer. `label` is one of the task's `verdicts`."""
+
+    label: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a task: `value` as a share from 0 to 1, over `total` examples.
+
+    `total` is the number of examples that could be scored, the denominator of a 95 % interval.
+    """
+
+    name: str
+    value: float
+    total: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """`metrics[0]` is the task's headline number. `verdicts` has one entry an example, in order."""
+
+    metrics: tuple[Metric, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a task's rows come from when the user names no data set."""
+
+    dataset: str
+    rows: int
+    train_size: int
+    eval_size: int
+
+
+class Task(Protocol):
+    """A module with these names is a task (see text_to_sql.py). The table of tasks is tasks/__init__.py."""
+
+    NAME: str
+    DESCRIPTION: str
+    SOURCE: DataSource
+    COLUMNS: tuple[str, ...]
+    """Columns that a row must have."""
+    DEFAULTS: Mapping[str, Any]
+    """Settings that differ from the profile's for this task, by field name of settings.Settings."""
+    VERDICTS: tuple[str, ...]
+    """Every label a verdict can carry, best first. VERDICTS[0] is the only success."""
+    UNSCORABLE: str
+    """The one label of VERDICTS that says nothing about the model."""
+
+    def to_example(self, row: Row, number: int) -> Example | Unusable:
+        """Row -> Example, or why not. Pure."""
+        ...
+
+    def score(self, examples: Sequence[Example], completions: Sequence[str]) -> Score:
+        """Judge one completion (generated text, special tokens removed) an example. Offline."""
+        ...
