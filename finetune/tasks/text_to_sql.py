@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune.tasks.base import DataSource, Example, Message, Row, Score, Unusable
+from finetune.tasks import sql_verdicts
+from finetune.tasks.base import DataSource, Example, Message, Metric, Row, Score, Unusable, Verdict
 
 NAME = "text-to-sql"
 DESCRIPTION = "question + schema -> one SQL statement, judged by running it"
 SOURCE = DataSource("philschmid/gretel-synthetic-text-to-sql", rows=12_500, train_size=10_000, eval_size=2_500)
-COLUMNS = ("sql_prompt", "sql_context", "sql")
-DEFAULTS: Mapping[str, Any] = {}
-VERDICTS = ("correct", "wrong result", "does not execute", "not SQL", "unscorable")
-UNSCORABLE = "unscorable"
+COLUMNS: tuple[str, ...] = ("sql_prompt", "sql_context", "sql")
+DEFAULTS: Mapping[str, Any] = {"lora_targets": "text"}
+VERDICTS: tuple[str, ...] = sql_verdicts.VERDICTS
+UNSCORABLE = sql_verdicts.UNSCORABLE
 
 SYSTEM = (
     "You translate questions into SQL. The user gives a database schema and a question about it. "
@@ -43,5 +44,23 @@ def to_example(row: Row, number: int) -> Example | Unusable:
 
 
 def score(examples: Sequence[Example], completions: Sequence[str]) -> Score:
-    """Judge each completion by running it and the gold on the example's schema."""
-    raise NotImplementedError
+    """Judge each completion by running it and the gold on the example's schema (sql_judge.py has the rules).
+
+    The metrics are shares of the scorable examples; with none of those they are 0 of 0.
+    """
+    # Imported late: sqlglot and evaluate are slow to load, and whoever only lists tasks needs neither.
+    from finetune.tasks.sql_judge import judge
+    from finetune.tasks.sql_metrics import METRICS
+    from finetune.tasks.sqlite_sandbox import readable
+
+    predictions = [readable(completion) for completion in completions]
+    references = [
+        {"sql": readable(example.answer), "schema": readable(example.context["schema"])} for example in examples
+    ]
+    pairs = zip(predictions, references, strict=True)
+    judgements = [judge(prediction, gold["sql"], gold["schema"]) for prediction, gold in pairs]
+    metrics = []
+    for metric in (kind() for kind in METRICS):
+        result = metric.compute(predictions=predictions, references=references, judgements=judgements)
+        metrics.append(Metric(metric.title, result[metric.name], result["total"]))
+    return Score(tuple(metrics), tuple(Verdict(judgement.label, judgement.detail) for judgement in judgements))

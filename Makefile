@@ -1,0 +1,33 @@
+# make demo: set everything up and run the main job on the embedded toy model.  make test: set up and test.
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test lint lock clean
+
+demo: .venv/ready
+	$(BIN)/python entrypoint.py run --profile cpu --output-dir out/demo --overwrite
+
+test: .venv/ready
+	$(BIN)/python -m pytest -q
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The lock holds exact versions for Python 3.11 and later; pip takes it as constraints, so that one file
+# serves the image (without the dev tools), this Makefile and CI.
+.venv/ready: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or later is needed, '$(PYTHON)' is older; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --progress-bar off --constraint requirements.lock --editable '.[dev]'
+	@touch $@
+
+lock:
+	uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
+		--no-header --no-annotate --upgrade --output-file requirements.lock
+
+clean:
+	rm -rf .venv out

@@ -1,0 +1,130 @@
+"""Fine-tune Gemma 4 on whatever machine this is: look, plan, say why, run.
+
+    entrypoint.py                                    # run what fits this machine
+    entrypoint.py plan                               # only say what would run
+    entrypoint.py run --model-id google/gemma-4-31B-it --dataset rows.jsonl --output-dir out
+    entrypoint.py evaluate --adapter out/adapter
+
+Nothing that is imported here loads torch: `--help` and `plan` are instant. The run itself is
+finetune/worker.py, in the processes that `run` and `evaluate` start.
+"""
+
+import os
+import sys
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+import click
+
+from finetune import __version__, facts, hardware, launch
+from finetune.cli import SettingsCommand, flag_option
+from finetune.describe import describe
+from finetune.errors import FinetuneError, UsageError
+from finetune.plan import Plan
+from finetune.request import Request
+from finetune.resolve import draft, resolve
+from finetune.settings import markdown_table
+
+PLAN_FILES = {"run": "plan.json", "evaluate": "plan-evaluate.json"}
+"""Where a command leaves its plan in the run directory. Evaluating a run keeps the run's own plan."""
+
+
+class DefaultGroup(click.Group):
+    """A group whose command is `run` when none is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        if first not in (*self.commands, "--help", "-h", "--version"):
+            if first and not first.startswith("-"):
+                near = get_close_matches(first, self.commands, 1)
+                hint = f"did you mean {near[0]}?" if near else "the commands are run, plan and evaluate"
+                raise UsageError(f"{first}: no such command", hint)
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=DefaultGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="gemma4-finetune %(version)s")
+def cli() -> None:
+    """Fine-tune Gemma 4 on this machine: look at it, plan, run, measure, report.
+
+    Without a command, `run` is meant. Each setting is also read from the environment
+    (FINETUNE_LEARNING_RATE=...) and from --config FILE. A flag wins over the environment, that over
+    the file, and all of them over what the task and the machine's profile want.
+    """
+
+
+PLAN_FLAG = flag_option("plan", "Repeat a saved plan.json; further settings change it")
+DRY_RUN = flag_option("dry-run", "Only say what would be done, like `plan`", is_flag=True)
+
+
+@cli.command(cls=SettingsCommand, extra=[PLAN_FLAG, DRY_RUN])
+def run(request: Request, hf_token: str | None, dry_run: bool) -> None:
+    """Fine-tune: load, measure, train, measure again, save, report."""
+    _start(request, hf_token, dry_run)
+
+
+@cli.command(
+    cls=SettingsCommand,
+    short_help="Say what `run` would do here, and why; do nothing.",
+    extra=[PLAN_FLAG, flag_option("json", "Print plan.json, not prose", is_flag=True)],
+)
+def plan(request: Request, hf_token: str | None, json: bool) -> None:
+    """Say what `run` would do here, and why. Does nothing."""
+    settled = _plan(replace(request, what_if=True), hf_token)
+    click.echo(settled.to_json() if json else describe(settled), nl=False)
+
+
+@cli.command(
+    cls=SettingsCommand,
+    short_help="Score a model, with or without an adapter.",
+    extra=[
+        flag_option("adapter", "Adapter folder to put on the model, such as out/adapter"),
+        flag_option("split", "Rows to score: test or train"),
+        DRY_RUN,
+    ],
+)
+def evaluate(request: Request, hf_token: str | None, dry_run: bool) -> None:
+    """Score a model, with or without an adapter, on --eval-size rows of a split."""
+    base = facts.adapter_base(Path(request.adapter)) if request.adapter else None
+    _start(replace(request, command="evaluate", adapter_base=base), hf_token, dry_run)
+
+
+@cli.command(hidden=True)
+def flags() -> None:
+    """Print the table of flags for README.md."""
+    click.echo(markdown_table(), nl=False)
+
+
+def _plan(request: Request, hf_token: str | None) -> Plan:
+    machine = hardware.detect()
+    environ = {**os.environ, **({"HF_TOKEN": hf_token} if hf_token else {})}
+    return resolve(request, machine, facts.gather(draft(request, machine), request.adapter, environ))
+
+
+def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
+    settled = _plan(replace(request, what_if=dry_run), hf_token)
+    path = Path(settled.settings.output_dir) / PLAN_FILES[settled.command]
+    click.echo(describe(settled, str(path)), nl=False)
+    if dry_run:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(settled.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}", "write another --output-dir") from error
+    launch.execute(settled, path, hf_token)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. A user's mistake is told in a line and a hint, and gives its exit code."""
+    try:
+        cli.main(arguments, prog_name="entrypoint.py")
+    except FinetuneError as error:
+        click.echo(error, err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

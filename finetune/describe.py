@@ -1,0 +1,148 @@
+"""Plan -> the text that a user reads before anything runs. Plain, narrow enough for a terminal."""
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from finetune.hardware import Gpu, Machine
+from finetune.launch import command
+from finetune.plan import Plan
+from finetune.settings import DEFAULTS, OPTIONS
+from finetune.tasks import TASKS
+
+WIDTH = 100
+INDENT = 14
+BY_USER = ("flag", "env", "config")
+SHOWN_ELSEWHERE = ("task", "model_id", "dataset", "output_dir")
+
+
+def describe(plan: Plan, plan_path: str = "plan.json") -> str:
+    """What the plan does and why, section by section; then the values that are not the defaults."""
+    lines = [f"gemma4-finetune: {'fine-tune' if plan.command == 'run' else 'evaluate'}, task {plan.settings.task}", ""]
+    for title, text in _sections(plan, plan_path):
+        lines += _block(title, text)
+    lines += ["", "settings that differ from the defaults (value, from where):"]
+    return "\n".join(lines + _settings(plan)) + "\n"
+
+
+def _sections(plan: Plan, plan_path: str) -> Iterator[tuple[str, str]]:
+    yield "machine", _machine(plan)
+    yield "profile", f"{plan.profile}: {plan.reason}"
+    yield "model", _model(plan)
+    if plan.command == "run":
+        yield "trains", _trains(plan)
+        yield "batch", _batch(plan)
+    yield "data", _data(plan)
+    yield "measures", _measures(plan)
+    yield "leaves", _leaves(plan)
+    yield "launch", " ".join(command(plan, plan_path, "python"))
+    for note in plan.notes:
+        yield "note", note
+
+
+def _block(title: str, text: str) -> list[str]:
+    pad = " " * INDENT
+    body = wrap(text, WIDTH, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False, break_long_words=False)
+    return [title.ljust(INDENT) + body[0].strip(), *body[1:]]
+
+
+def _machine(plan: Plan) -> str:
+    facts = {**plan.machine, "gpus": tuple(Gpu(**gpu) for gpu in plan.machine["gpus"])}
+    machine = Machine(**facts)
+    kinds: dict[str, list[Gpu]] = {}
+    for gpu in machine.gpus:
+        memory = "split with MIG" if gpu.mig else f"{gpu.memory_gib or '?'} GiB each"
+        kinds.setdefault(f"{gpu.name} ({memory})", []).append(gpu)
+    parts = [f"{len(gpus)} x {kind}" for kind, gpus in kinds.items()] or ["no GPU"]
+    parts += [f"driver {machine.driver}"] if machine.driver else []
+    parts += [f"{machine.cpu_cores} CPU cores"] + ([f"{machine.ram_gib} GiB RAM"] if machine.ram_gib else [])
+    return ", ".join(parts) + (f" ({machine.note})" if machine.note else "")
+
+
+def _model(plan: Plan) -> str:
+    precision = "NF4" if plan.settings.quantization == "nf4" else "bf16" if plan.launch.bf16 else "fp32"
+    processes = plan.launch.num_processes
+    where = (
+        "on the CPU" if plan.launch.use_cpu else f"sharded over {processes} GPUs" if plan.launch.fsdp else "on one GPU"
+    )
+    adapter = f", with the adapter {plan.adapter_path}" if plan.adapter_path else ""
+    return f"{plan.settings.model_id} in {precision}, {where}{adapter}"
+
+
+def _trains(plan: Plan) -> str:
+    settings = plan.settings
+    how = f"a LoRA adapter (r {settings.lora_r}, alpha {settings.lora_alpha}) "
+    if settings.lora_targets == "text":
+        how += "on the text projections (the vision tower is never adapted)"
+    else:
+        how += "on every linear layer, vision tower included"
+    if plan.adapter is None:
+        return how + "; the model's config.json is not here yet, so its size is told when it has been loaded"
+    parts = ", ".join(
+        f"{part}: {plan.adapter['modules'][part]} modules, {plan.adapter['parameters'][part]:,} parameters"
+        for part in plan.adapter["modules"]
+    )
+    return f"{how}; {parts}"
+
+
+def _batch(plan: Plan) -> str:
+    settings, unit = plan.settings, "process" if plan.launch.use_cpu else "GPU"
+    processes = f"{plan.launch.num_processes} {unit}{'' if plan.launch.num_processes == 1 else 's'}"
+    length = f"{settings.max_steps} steps" if settings.max_steps else f"{settings.num_train_epochs:g} epoch(s)"
+    return (
+        f"{settings.per_device_train_batch_size} a {unit} x {settings.gradient_accumulation_steps} micro-batches"
+        f" x {processes} = {plan.rows_per_step} rows a step; "
+        f"{length}, learning rate {settings.learning_rate:g} {settings.lr_scheduler_type}"
+    )
+
+
+def _data(plan: Plan) -> str:
+    settings, source = plan.settings, TASKS[plan.settings.task].SOURCE
+    if plan.command == "evaluate":
+        return f"{settings.dataset}, {plan.split} rows"
+    if settings.train_size:
+        rows = f"{settings.train_size:,} rows to train on"
+    elif settings.dataset == source.dataset:
+        rows = f"{source.train_size:,} rows to train on, {source.eval_size:,} held out"
+    else:
+        rows = "all of its train rows (one undivided file is split)"
+    return f"{settings.dataset}: {rows}; rows over {settings.max_length} tokens are left out"
+
+
+def _measures(plan: Plan) -> str:
+    settings = plan.settings
+    if not settings.eval_size:
+        return "nothing (eval_size 0)"
+    rows = f"{settings.eval_size} rows" + (", before and after training" if plan.command == "run" else "")
+    return f"{rows}, answers of up to {settings.max_new_tokens} tokens"
+
+
+def _leaves(plan: Plan) -> str:
+    settings = plan.settings
+    also = (
+        ("a merged model", settings.merge),
+        (f"metrics in {settings.results_file}", settings.results_file),
+        ("the adapter on the hub", settings.push_to_hub),
+        (f"a copy in {settings.gcs_output_path}", settings.gcs_output_path),
+    )
+    what = "report.html, metrics.json, predictions"
+    if plan.command == "run":
+        what = f"adapter, {what}"
+    return ", ".join([f"{plan.run_dir}/: {what}", *(text for text, wanted in also if wanted)])
+
+
+def _settings(plan: Plan) -> list[str]:
+    """Two columns of `name value (source)`, for values that the user gave or that are not the defaults."""
+    values = vars(plan.settings)
+    cells = [
+        f"{name} {_value(values[name])} ({plan.sources[name]})"
+        for name in OPTIONS
+        if name not in SHOWN_ELSEWHERE and (plan.sources[name] in BY_USER or values[name] != DEFAULTS[name])
+    ]
+    half = (len(cells) + 1) // 2
+    width = max((len(cell) for cell in cells[:half]), default=0) + 3
+    rows = [(cells[i], cells[i + half] if i + half < len(cells) else "") for i in range(half)]
+    return [f"  {left.ljust(width)}{right}".rstrip() for left, right in rows]
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

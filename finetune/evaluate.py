@@ -1,0 +1,84 @@
+"""Generate answers to held-out prompts, over all ranks, and have the task score them.
+
+Greedy, left-padded, in batches of like length; stops at the end of the turn. Works on a plain model
+and on one that FSDP2 has sharded, where every rank must take part in every step of every batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from finetune.chat import END_OF_TURN_TOKEN
+
+
+def batches(lengths: Sequence[int], batch_size: int, world_size: int) -> list[list[int]]:
+    """Divide the indices of `lengths` into batches: longest first, so that a batch that is too large for the
+    memory fails at once, and their number a multiple of `world_size` (the last ones may be empty)."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    found = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    return found + [[]] * (-len(found) % world_size)
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    batch_size: int,
+    max_new_tokens: int,
+    label: str,
+) -> list[str]:
+    """One completion a prompt, in the prompts' order, the same list on every rank.
+
+    `prompts` are token ids, generation prompt included. Returned text has no special tokens.
+    """
+    state = PartialState()
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=[tokenizer.convert_tokens_to_ids(END_OF_TURN_TOKEN), tokenizer.eos_token_id],
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    training = model.training
+    model.eval()
+    answers: list[tuple[int, str]] = []
+    mine = batches([len(prompt) for prompt in prompts], batch_size, state.num_processes)[
+        state.process_index :: state.num_processes
+    ]
+    # Not inference_mode: FSDP2 would keep tensors made here, and they could not take part in training.
+    with torch.no_grad():
+        for batch in _progress(mine, label, len(prompts), state):
+            # A rank without rows left answers the shortest prompt again: under FSDP2 it must keep step.
+            rows = [prompts[index] for index in batch] or [min(prompts, key=len)]
+            texts = _answer(model, tokenizer, rows, config)
+            answers.extend(zip(batch, texts, strict=False))
+    model.train(training)
+    gathered: dict[int, str] = dict(gather_object(answers))
+    return [gathered[index] for index in range(len(prompts))]
+
+
+def _answer(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], config: GenerationConfig) -> list[str]:
+    width = max(len(row) for row in rows)
+    padded = [[tokenizer.pad_token_id] * (width - len(row)) + list(row) for row in rows]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    device = PartialState().device
+    output = model.generate(
+        input_ids=torch.tensor(padded, device=device),
+        attention_mask=torch.tensor(mask, device=device),
+        generation_config=config,
+    )
+    texts: list[str] = tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+    return texts
+
+
+def _progress(mine: Sequence[list[int]], label: str, total: int, state: PartialState) -> Iterator[list[int]]:
+    """This rank's batches, behind a bar on the main process that counts the rows of all ranks."""
+    with tqdm(total=total, desc=label, unit="row", disable=not state.is_main_process) as bar:
+        for batch in mine:
+            yield batch
+            bar.update(min(len(batch) * state.num_processes, total - bar.n))

@@ -1,0 +1,58 @@
+"""Plan -> the command and environment that start its processes. `command` and `environment` are pure."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from finetune.plan import Plan
+
+ROOT = Path(__file__).resolve().parent.parent
+ACCEL_CONFIGS = ROOT / "accel_configs"
+LAUNCHER = "finetune.launcher"
+"""`accelerate launch` itself, with SIGTERM forwarded and the worker's exit code kept."""
+WORKER = "finetune.worker"
+OTHERS = ("ACCELERATE_", "FSDP_", "FINETUNE_", "PARALLELISM_CONFIG_")
+"""Prefixes of variables that would change what the plan says."""
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+
+
+def command(plan: Plan, plan_path: Path | str, python: str = sys.executable) -> list[str]:
+    """The argv that starts the plan's processes. An absolute `accel_config` is used as it is."""
+    launch = plan.launch
+    argv = [python, "-m", LAUNCHER, "--config_file", str(ACCEL_CONFIGS / launch.accel_config)]
+    argv += ["--num_processes", str(launch.num_processes)]
+    argv += ["--num_cpu_threads_per_process", str(launch.threads_per_process)]
+    argv += ["--mixed_precision", "bf16" if launch.bf16 else "no"]
+    if launch.fsdp_layer_class:
+        argv += ["--fsdp_transformer_layer_cls_to_wrap", launch.fsdp_layer_class]
+    if launch.gpus is not None:
+        argv += ["--gpu_ids", ",".join(map(str, launch.gpus))]
+    return [*argv, "-m", WORKER, str(plan_path)]
+
+
+def environment(plan: Plan, environ: Mapping[str, str], hf_token: str | None = None) -> dict[str, str]:
+    """The processes' environment: this one's, less what would overrule the plan. `hf_token` goes nowhere else."""
+    kept = {key: value for key, value in environ.items() if not key.startswith(OTHERS) and key not in RANK_VARIABLES}
+    path = kept.get("PYTHONPATH")
+    kept |= {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT),
+        "PYTHONSAFEPATH": "1",  # -m must find this project, not a `finetune` in the current folder
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if plan.launch.use_cpu:
+        kept["CUDA_VISIBLE_DEVICES"] = ""
+    kept.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi counts
+    if hf_token:
+        kept["HF_TOKEN"] = hf_token
+    return kept
+
+
+def execute(plan: Plan, plan_path: Path, hf_token: str | None = None) -> NoReturn:
+    """Become the launcher: the process that was started is the one that gets signals and gives the exit code."""
+    argv = command(plan, plan_path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(argv[0], argv, environment(plan, os.environ, hf_token))

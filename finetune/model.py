@@ -1,0 +1,136 @@
+"""The tokenizer, the base model (bf16, fp32 or NF4) straight onto this rank's device, and its LoRA adapter."""
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForMultimodalLM, AutoTokenizer, BitsAndBytesConfig
+
+from finetune.chat import check_template
+from finetune.data import check_tokenizer
+from finetune.embedded import EMBEDDED, base_dir
+from finetune.errors import ModelError
+from finetune.plan import Plan
+from finetune.settings import Settings
+
+TEXT_PROJECTIONS = r".*language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+"""The seven projections of a text layer. A bare "q_proj" would also match the vision tower, whose
+projections are Gemma4ClippableLinear and no Linear."""
+PARTS = {"vision": ("vision_tower", "embed_vision"), "audio": ("audio_tower", "embed_audio")}
+"""Parts of the model other than text, by words in a module's path."""
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """What was loaded and adapted, for run.json. Parameters are counts of numbers, NF4 ones counted unpacked."""
+
+    architecture: str
+    parameters: int
+    trainable: int
+    adapted_modules: int
+    adapted_by_part: dict[str, int]
+    dtypes: dict[str, dict[str, int]]
+
+
+def source(model_id: str) -> str:
+    """Where from_pretrained finds the model: 'embedded' is a folder of this package."""
+    return str(base_dir()) if model_id == EMBEDDED else model_id
+
+
+def load_tokenizer(settings: Settings) -> Any:
+    """The model's tokenizer, checked: Gemma 4 turns, BOS and end of turn. Raises ModelError."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source(settings.model_id), trust_remote_code=settings.trust_remote)
+    except (OSError, ValueError) as error:  # ValueError: files that are there, but are no model
+        raise _unreadable(settings.model_id, error) from error
+    check_tokenizer(tokenizer)
+    check_template(tokenizer)
+    return tokenizer
+
+
+def load_base(plan: Plan, device: torch.device) -> Any:
+    """The base model on `device`, frozen weights as they will stay.
+
+    Each rank loads onto its own GPU: a full copy of the 31B (62.5 GB in bf16) fits there before FSDP
+    shards it, and host memory holds no more than the shard being read.
+    """
+    settings = plan.settings
+    dtype = torch.bfloat16 if plan.launch.bf16 else torch.float32
+    quantization = None
+    if settings.quantization == "nf4":
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    try:
+        model = AutoModelForMultimodalLM.from_pretrained(
+            source(settings.model_id),
+            dtype=dtype,
+            device_map={"": device},
+            attn_implementation=settings.attn_implementation,
+            quantization_config=quantization,
+            trust_remote_code=settings.trust_remote,
+        )
+    except (OSError, ValueError) as error:  # ValueError: files that are there, but are no model
+        raise _unreadable(settings.model_id, error) from error
+    model.requires_grad_(False)
+    return model
+
+
+def _unreadable(model_id: str, error: Exception) -> ModelError:
+    offline = os.environ.get("HF_HUB_OFFLINE") == "1"
+    return ModelError(
+        f"--model-id {model_id}: cannot be loaded: {str(error).strip().splitlines()[0]}",
+        "give a local folder, or check the name, HF_TOKEN and the licence on the hub"
+        + ("; HF_HUB_OFFLINE=1 is set" if offline else ""),
+    )
+
+
+def add_lora(model: Any, settings: Settings) -> PeftModel:
+    """Wrap `model` with a fresh adapter: A random by settings.seed, B zero, so that it starts as the base."""
+    config = LoraConfig(
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=TEXT_PROJECTIONS if settings.lora_targets == "text" else "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(settings.seed)
+    return get_peft_model(model, config)
+
+
+def load_adapter(model: Any, adapter: str) -> PeftModel:
+    """Put a saved adapter on `model`, for scoring. Raises ModelError if there is none at `adapter`."""
+    try:
+        return PeftModel.from_pretrained(model, adapter)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"--adapter {adapter}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+
+
+def describe(model: Any) -> ModelRecord:
+    """Count parameters, adapted modules by part, and bytes by dtype."""
+    adapted: dict[str, int] = {"text": 0, **dict.fromkeys(PARTS, 0)}
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            adapted[_part(name)] += 1
+    dtypes: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
+    parameters = trainable = 0
+    for parameter in model.parameters():
+        entry = dtypes[str(parameter.dtype).removeprefix("torch.")]
+        entry["tensors"] += 1
+        entry["bytes"] += parameter.numel() * parameter.element_size()
+        # bitsandbytes packs two 4-bit numbers into a byte
+        count = parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" else 1)
+        parameters += count
+        trainable += count if parameter.requires_grad else 0
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    return ModelRecord(type(base).__name__, parameters, trainable, sum(adapted.values()), dict(adapted), dict(dtypes))
+
+
+def _part(name: str) -> str:
+    return next((part for part, words in PARTS.items() if any(word in name for word in words)), "text")

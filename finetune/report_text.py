@@ -1,0 +1,264 @@
+"""A run in words: the lines on the terminal at its end, and the model card in adapter/README.md.
+
+Also how numbers are written, the same in every report.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
+
+from finetune.embedded import EMBEDDED
+from finetune.report import SIDES, Results, read_results, write_text
+from finetune.tasks import TASKS
+from finetune.tasks.base import Task, Unusable
+
+HYPER_PARAMETERS = (
+    "quantization",
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_targets",
+    "max_length",
+    "num_train_epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_ratio",
+    "weight_decay",
+    "max_grad_norm",
+    "batching",
+    "seed",
+)
+"""The settings that made the adapter what it is, for the card."""
+SPELLINGS = {"sql": "SQL", "f1": "F1", "lora": "LoRA"}
+NO_VALUE = "–"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One side of a metric: shares from 0 to 1, and the examples they are over."""
+
+    value: float
+    low: float
+    high: float
+    total: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric, before and after. None = not measured."""
+
+    name: str
+    before: Measure | None
+    after: Measure | None
+
+    @property
+    def points(self) -> float | None:
+        """Change in percentage points."""
+        return (self.after.value - self.before.value) * 100 if self.before and self.after else None
+
+
+def compare(metrics: Mapping[str, Any]) -> list[Comparison]:
+    """metrics.json -> its metrics, the task's headline first."""
+    sides = [metrics[side] or {} for side in SIDES]
+    names = list(dict.fromkeys(name for side in sides for name in side))
+    return [Comparison(name, *(Measure(**side[name]) if name in side else None for side in sides)) for name in names]
+
+
+def markdown_summary(run_dir: Path) -> str:
+    """What a run came to: before and after, seconds a stage, and where everything is. Read from `run_dir`."""
+    results = read_results(run_dir)
+    places = (("report", "report.html"), ("metrics", "metrics.json"), ("adapter", "adapter"))
+    parts = [
+        metrics_table(results.metrics),
+        " · ".join(f"{stage} {duration(seconds)}" for stage, seconds in results.run["seconds"].items()),
+        "\n".join(f"{name:<8} {run_dir / file}" for name, file in places if (run_dir / file).exists()),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def metrics_table(metrics: Mapping[str, Any]) -> str:
+    """metrics.json as a Markdown table, aligned so that it also reads well as it is, and what it is over."""
+    comparisons = compare(metrics)
+    if not comparisons:
+        return "Not measured."
+    lines = [("metric", "before", "after", "change")]
+    lines += [
+        (label(item.name), measure(item.before), measure(item.after), change(item.points)) for item in comparisons
+    ]
+    first, *others = (max(len(line[column]) for line in lines) for column in range(4))
+    table = ["| " + " | ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]) + " |" for line in lines]
+    rule = "| " + " | ".join(["-" * first, *("-" * (width - 1) + ":" for width in others)]) + " |"
+    note = f"Over {over(metrics)}. In brackets: 95 % intervals (Wilson)."
+    return "\n".join([table[0], rule, *table[1:], "", note])
+
+
+def over(metrics: Mapping[str, Any]) -> str:
+    """What the numbers are over: 200 rows of the test split, 8 of them unscorable."""
+    counts = [side[metrics["unscorable"]] for side in metrics["verdicts"].values() if side]
+    left_out = f", {max(counts):,} of them unscorable" if any(counts) else ""
+    return f"{metrics['rows']:,} rows of the {metrics['split']} split{left_out}"
+
+
+def write_card(run_dir: Path) -> None:
+    """Write adapter/README.md, a Hugging Face model card, from the files in `run_dir`."""
+    write_text(run_dir / "adapter" / "README.md", card(read_results(run_dir)))
+
+
+def card(results: Results) -> str:
+    """The model card of a run's adapter. No row of the data set is in it: a card may be published."""
+    run, settings = results.run, results.run["plan"]["settings"]
+    task, base, dataset = TASKS[settings["task"]], settings["model_id"], run["data"]["source"]
+    is_toy = base == EMBEDDED
+    takes_images = any(row["images"] for row in results.before + results.after)
+    front_matter = {
+        # The hub refuses a card that names a folder as its base model, and a folder's path is private.
+        "base_model": base if is_hub_id(base) else None,
+        "base_model_relation": "adapter" if is_hub_id(base) else None,
+        "library_name": "peft",
+        "pipeline_tag": "image-text-to-text" if takes_images else "text-generation",
+        "datasets": [dataset] if is_hub_id(dataset) else None,
+        "tags": ["gemma4", "lora", "transformers", task.NAME],
+    }
+    known = {key: entry for key, entry in front_matter.items() if entry is not None}
+    return template("card.md.j2").render(
+        front_matter=yaml.safe_dump(known, sort_keys=False, allow_unicode=True).strip(),
+        task=task,
+        is_toy=is_toy,
+        base_text=f"`{base}`" if is_toy or is_hub_id(base) else "a Gemma 4 kept in a folder",
+        base_code="str(base_dir())" if is_toy else json.dumps(base if is_hub_id(base) else "path/to/the/base/model"),
+        dataset_text=f"`{dataset}`" if dataset == EMBEDDED or is_hub_id(dataset) else "local files",
+        metrics=metrics_table(results.metrics),
+        measured=bool(compare(results.metrics)),
+        trained_text=_trained_text(run),
+        settings=[(label(name), value(settings[name])) for name in HYPER_PARAMETERS if settings[name] is not None],
+        processes=run["plan"]["launch"]["num_processes"],
+        reader="AutoProcessor" if takes_images else "AutoTokenizer",
+        messages=json.dumps(_prompt_form(task), indent=4, ensure_ascii=False),
+        max_new_tokens=settings["max_new_tokens"],
+        versions=", ".join(f"{name} {number}" for name, number in run["versions"].items()),
+    )
+
+
+def _trained_text(run: Mapping[str, Any]) -> str:
+    """What the training consisted of, in two or three sentences."""
+    training, model = run["training"], run["model"]
+    return (
+        f"{value(run['data']['train']['used'])} rows, {value(training['steps'])} optimizer steps"
+        f" ({training['epochs']:.3g} epochs), {value(training['tokens'])} tokens,"
+        f" {duration(run['seconds']['train'])} on {machine(run['machine'])}."
+        f" {value(model['trainable'])} of {value(model['parameters'])} parameters were trained,"
+        " with the loss on the answers alone."
+    )
+
+
+def _prompt_form(task: Task) -> list[dict[str, str]]:
+    """The task's prompt with its columns' names in place of their values: exactly the form trained on."""
+    example = task.to_example({column: f"[{column}]" for column in task.COLUMNS}, 0)
+    if isinstance(example, Unusable):
+        return [{"role": "user", "content": "[the prompt]"}]
+    return [asdict(message) for message in example.prompt]
+
+
+def is_hub_id(name: str | None) -> bool:
+    """Is this `owner/name` on the hub, and not a folder on this machine?"""
+    return bool(name and re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name or "").exists()
+
+
+@cache
+def template(name: str) -> Template:
+    """A template of templates/. In those named *.html.j2 every value is escaped."""
+    environment = Environment(
+        loader=PackageLoader("finetune"),
+        autoescape=select_autoescape(enabled_extensions=("html.j2",)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        percent=percent, change=change, duration=duration, label=label, value=value, day=day, signed=signed
+    )
+    return environment.get_template(name)
+
+
+def machine(found: Mapping[str, Any]) -> str:
+    """8 × NVIDIA B200 (178 GiB), or CPU (2 cores) where there is none."""
+    models = Counter((gpu["name"], gpu["memory_gib"]) for gpu in found["gpus"])
+    if not models:
+        return f"CPU ({found['cpu_cores']} cores)"
+    return ", ".join(
+        f"{count} × {name}" + (f" ({gib:.0f} GiB)" if gib else "") for (name, gib), count in models.items()
+    )
+
+
+def label(name: str) -> str:
+    """execution_accuracy -> Execution accuracy, valid_sql -> Valid SQL."""
+    words = " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
+    return words[:1].upper() + words[1:]
+
+
+def percent(share: float) -> str:
+    """0.714 -> 71.4 %. The space does not break."""
+    return f"{share * 100:.1f}\u00a0%"
+
+
+def measure(side: Measure | None) -> str:
+    """71.4 % (64.6–77.3)."""
+    return f"{percent(side.value)} ({side.low * 100:.1f}–{side.high * 100:.1f})" if side else NO_VALUE
+
+
+def change(points: float | None) -> str:
+    """+68.3 points, with a real minus sign for less."""
+    return f"{signed(round(points, 1))} points" if points is not None else NO_VALUE
+
+
+def signed(number: float) -> str:
+    """+138, −3.0, 0."""
+    return f"{number:+,}".replace("-", "−") if number else "0"
+
+
+def duration(seconds: float) -> str:
+    """0.2 s, 11 s, 1 min 10 s, 2 h 31 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def day(moment: str) -> str:
+    """An ISO 8601 moment, to the minute, in its own time zone."""
+    parsed = datetime.fromisoformat(moment)
+    zone = parsed.tzname() or ""
+    return f"{parsed:%Y-%m-%d %H:%M} {zone}".strip()
+
+
+def value(item: Any) -> str:
+    """A setting or a count as text: 10,000 · 1e-05 · yes · none."""
+    match item:
+        case None:
+            return NO_VALUE
+        case bool():
+            return "yes" if item else "no"
+        case int():
+            return f"{item:,}"
+        case float():
+            return f"{item:g}"
+        case _:
+            return str(item)

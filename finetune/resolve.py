@@ -1,0 +1,205 @@
+"""Request + Machine + Facts -> Plan: every value with its source, every problem at once. Pure.
+
+`draft` names what has to be looked up (facts.py) before `resolve` can settle the rest.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from finetune.checks import Proposal, find_notes, find_problems
+from finetune.embedded import EMBEDDED
+from finetune.errors import FinetuneError, UsageError, UsageErrors
+from finetune.facts import Facts
+from finetune.hardware import Gpu, Machine
+from finetune.plan import Launch, Plan, Source
+from finetune.profiles import (
+    BY_NAME,
+    EMBEDDED_DATA,
+    EMBEDDED_MODEL,
+    Match,
+    accepts,
+    alike,
+    count,
+    match,
+    set_up,
+)
+from finetune.request import PROFILE, Request
+from finetune.settings import DEFAULTS, Settings
+from finetune.shapes import TEXT_LAYER_CLASS, adapter_size
+from finetune.tasks import TASKS
+
+FSDP_CONFIG = "fsdp2.yaml"
+UNIFIED_HUB_IDS = ("google/gemma-4-12b-it", "google/gemma-4-12b")
+"""Hub models of the unified architecture, for a plan made before the first download."""
+
+
+def draft(request: Request, machine: Machine) -> dict[str, Any]:
+    """The values of a run as far as they are known before anything is looked up."""
+    if request.saved:
+        return {**asdict(request.saved.settings), **_given(request)}
+    matched, _, _ = _choose(request, machine)
+    return _layer(request, matched, None)[0]
+
+
+def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
+    """Settle a run. Raises UsageErrors with every problem found."""
+    problems = list(request.problems)
+    matched, machine, found = _repeat(request, machine) if request.saved else _choose(request, machine)
+    problems += found
+    values, sources, gpus, setup_note = _layer(request, matched, facts)
+    values |= {"model_id": facts.model.name, "dataset": facts.dataset, **facts.outputs}
+    notes = [setup_note] if setup_note else []
+    if values["max_new_tokens"] >= values["max_length"] and sources["max_new_tokens"] not in ("flag", "env", "config"):
+        values["max_new_tokens"] = max(1, values["max_length"] // 2)
+        notes.append(
+            f"max_new_tokens is lowered to {values['max_new_tokens']}, to fit into max_length {values['max_length']}"
+        )
+    proposal = Proposal(request, values, facts, machine, max(1, len(gpus)), len(matched.gpus))
+    problems += find_problems(proposal)
+    if problems:
+        raise UsageErrors(problems)
+    return Plan(
+        command=request.command,
+        settings=Settings(**values),
+        sources=cast("dict[str, Source]", sources),
+        profile=matched.profile.name,
+        reason=matched.reason,
+        launch=_launch(matched.profile.accel_config, gpus, machine, facts),
+        machine=asdict(machine),
+        notes=(*notes, *find_notes(proposal)),
+        adapter=_adapter(facts, values) if request.command == "run" else None,
+        adapter_path=facts.adapter,
+        split=request.split,
+    )
+
+
+def _given(request: Request) -> dict[str, Any]:
+    return {name: item.value for name, item in request.given.items() if name != PROFILE}
+
+
+def _choose(request: Request, machine: Machine) -> tuple[Match, Machine, list[FinetuneError]]:
+    """The profile: the user's, the CPU's if they ask for it, else the machine's own. With the problems of that."""
+    device = request.given["device"].value if "device" in request.given else "auto"
+    named = request.given.get(PROFILE)
+    if named and device == "cpu" and named.value != "cpu":
+        hint = "leave one of them out"
+        return (
+            match(machine),
+            machine,
+            [UsageError(f"{named.where}: {named.value} needs a GPU, but --device says cpu", hint)],
+        )
+    if device == "cpu" or (named and named.value == "cpu"):
+        asked = named.where if named else request.where("device")
+        return Match(BY_NAME["cpu"], (), f"asked for by {asked}"), machine, []
+    if named:
+        return _named(request, machine)
+    matched = match(machine)
+    if device == "cuda" and not matched.gpus:
+        hint = "write --device cpu, or see why nvidia-smi shows no GPU"
+        return matched, machine, [UsageError(f"{request.where('device')}: no GPU to use: {machine.note}", hint)]
+    return matched, machine, []
+
+
+def _named(request: Request, machine: Machine) -> tuple[Match, Machine, list[FinetuneError]]:
+    """A profile by name: on this machine if it can run it, on an assumed one for a plan, else a problem."""
+    named = request.given[PROFILE]
+    profile = BY_NAME[named.value]
+    gpus, _ = alike(machine.gpus)
+    if accepts(profile, gpus):
+        return Match(profile, gpus, f"asked for by {named.where}; found {count(gpus)}"), machine, []
+    wanted, found = count(profile.assumes), count(gpus)
+    reason = f"asked for by {named.where}: what would run on {wanted}; this machine has {found}"
+    assumed = replace(machine, gpus=profile.assumes, driver=None, note="assumed, not found")
+    if request.what_if:
+        return Match(profile, profile.assumes, reason), assumed, []
+    general = "a GPU" if profile.max_gpus else f"{profile.min_gpus} GPUs or more"
+    needs = f"{profile.min_gpus} x {profile.gpu}" if profile.gpu else general
+    own = match(machine).profile.name
+    hint = f"leave it out ({own} fits this machine), or only look: entrypoint.py plan --profile {profile.name}"
+    problem = UsageError(f"{named.where}: {profile.name} needs {needs}; this machine has {found}", hint)
+    return Match(profile, profile.assumes, reason), assumed, [problem]
+
+
+def _repeat(request: Request, machine: Machine) -> tuple[Match, Machine, list[FinetuneError]]:
+    """The saved plan's profile on this machine's GPUs, if it has as many, as large, as the plan was made for."""
+    saved = cast(Plan, request.saved)
+    profile = BY_NAME.get(saved.profile, BY_NAME["cpu"])
+    problems: list[FinetuneError] = [
+        UsageError(f"{request.where(name)}: cannot be changed with --plan", "leave one of them out, and plan anew")
+        for name in (PROFILE, "device")
+        if name in request.given
+    ]
+    reason = f"repeats a saved plan ({saved.profile}: {saved.reason})"
+    if saved.launch.use_cpu:
+        return Match(profile, (), reason), machine, problems
+    gpus, _ = alike(machine.gpus)
+    there = gpus[: saved.launch.num_processes]
+    planned = [Gpu(**gpu) for gpu in saved.machine["gpus"]][: saved.launch.num_processes]
+    least = min((gpu.memory_gib or 0.0 for gpu in planned), default=0.0)
+    smallest = min((gpu.memory_gib or least for gpu in there), default=0.0)
+    if len(there) < saved.launch.num_processes or smallest < 0.95 * least:
+        told = f"{count(gpus)}" + (f" of {smallest:.0f} GiB" if there else "")
+        message = f"--plan: made for {count(tuple(planned))} of {least:.0f} GiB; this machine has {told}"
+        problems.append(UsageError(message, "plan anew for this machine: entrypoint.py plan"))
+        return Match(profile, tuple(planned), reason), machine, problems
+    return Match(profile, there, reason), machine, problems
+
+
+def _layer(
+    request: Request, matched: Match, facts: Facts | None
+) -> tuple[dict[str, Any], dict[str, str], tuple[Gpu, ...], str]:
+    """Values, their sources, the GPUs that get a process, and a note: defaults, profile, task, model, user."""
+    given = _given(request)
+    if request.saved:
+        sources: dict[str, str] = dict(request.saved.sources)
+        sources |= {name: request.given[name].origin for name in given}
+        changed = ", ".join(request.given[name].where for name in given)
+        note = f"changed from the saved plan by {changed}" if changed else ""
+        return {**asdict(request.saved.settings), **given}, sources, matched.gpus, note
+    model_id = given.get("model_id") or request.adapter_base
+    weights = facts.model.weights_gib if facts else None
+    setup = set_up(matched, model_id, weights, given.get("quantization"))
+    model_id = model_id or setup.settings["model_id"]
+    task = TASKS[given.get("task", DEFAULTS["task"])]
+    toy_data = given.get("dataset", EMBEDDED if model_id == EMBEDDED else None) == EMBEDDED
+    layers: list[tuple[str, Mapping[str, Any]]] = [
+        ("default", DEFAULTS),
+        ("profile", setup.settings),
+        ("task", {"dataset": task.SOURCE.dataset, **task.DEFAULTS}),
+        ("adapter", {"model_id": request.adapter_base} if request.adapter_base else {}),
+        ("model", EMBEDDED_MODEL if model_id == EMBEDDED else {}),
+        ("model", {**EMBEDDED_DATA, "dataset": EMBEDDED} if toy_data else {}),
+    ]
+    values = {name: value for _, layer in layers for name, value in layer.items()} | given
+    sources = {name: source for source, layer in layers for name in layer}
+    sources |= {name: request.given[name].origin for name in given}
+    return values, sources, setup.gpus, setup.note
+
+
+def _launch(accel_config: str, gpus: tuple[Gpu, ...], machine: Machine, facts: Facts) -> Launch:
+    processes = max(1, len(gpus))
+    fsdp = processes > 1
+    return Launch(
+        accel_config=accel_config if fsdp or not gpus else "gpu1.yaml",
+        num_processes=processes,
+        fsdp=fsdp,
+        use_cpu=not gpus,
+        bf16=bool(gpus) and all(gpu.bf16 for gpu in gpus),
+        fsdp_layer_class=_layer_class(facts) if fsdp else None,
+        gpus=tuple(gpu.index for gpu in gpus) if len(gpus) < len(machine.gpus) and gpus else None,
+        threads_per_process=max(1, machine.cpu_cores // processes),
+    )
+
+
+def _layer_class(facts: Facts) -> str:
+    unified = facts.model.name.lower() in UNIFIED_HUB_IDS
+    kind = facts.model.config["model_type"] if facts.model.config else "gemma4_unified" if unified else "gemma4"
+    return TEXT_LAYER_CLASS.get(kind, TEXT_LAYER_CLASS["gemma4"])
+
+
+def _adapter(facts: Facts, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    if facts.model.config is None:
+        return None
+    size = adapter_size(facts.model.config, values["lora_targets"], values["lora_r"])
+    return asdict(size) if size else None

@@ -1,0 +1,202 @@
+"""What a Gemma 4 config.json says about the model: its layers, and what a LoRA adapter on them counts.
+
+The numbers follow from the modelling code's rules, so that a plan can state them without loading a model:
+full-attention layers have heads of their own size, may use keys as values (no v_proj), layers that share
+another's keys and values have no k_proj and v_proj, and may have an MLP twice as wide.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Part = Literal["text", "vision", "audio"]
+PARTS: tuple[Part, ...] = ("text", "vision", "audio")
+Linear = tuple[Part, int, int]
+"""Part, input features, output features."""
+
+TEXT_LAYER_CLASS = {"gemma4": "Gemma4TextDecoderLayer", "gemma4_unified": "Gemma4UnifiedTextDecoderLayer"}
+"""The decoder layer's class by model_type: the unit that FSDP2 shards. These model types can be fine-tuned here."""
+
+FULL = "full_attention"
+TEXT_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "hidden_size_per_layer_input": 256,
+}
+VISION_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "patch_size": 16,
+}
+AUDIO_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "subsampling_conv_channels": (128, 32),
+    "output_proj_dims": 1536,
+}
+"""transformers' values for keys that a config.json leaves out."""
+
+GEMMA4_31B: Mapping[str, Any] = {
+    "model_type": "gemma4",
+    "text_config": {
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+    },
+    "vision_config": {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 72,
+        "patch_size": 16,
+    },
+}
+KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {"google/gemma-4-31B-it": GEMMA4_31B, "google/gemma-4-31B": GEMMA4_31B}
+"""Shapes of hub models by id, for a plan made with no network."""
+
+
+@dataclass(frozen=True)
+class AdapterSize:
+    """Modules adapted and parameters trained, by part of the model."""
+
+    modules: Mapping[str, int]
+    parameters: Mapping[str, int]
+
+    @property
+    def total_modules(self) -> int:
+        return sum(self.modules.values())
+
+    @property
+    def total_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+
+def adapter_size(config: Mapping[str, Any], targets: str, rank: int) -> AdapterSize | None:
+    """Size of a LoRA adapter on the model of `config` (a parsed config.json). `targets`: text or all-linear.
+
+    None where it cannot be told from the configuration alone: all-linear on the unified architecture.
+    """
+    if targets == "text":
+        linears = list(_text_projections(config.get("text_config") or {}))
+    elif config.get("model_type") == "gemma4":
+        linears = list(_all_linears(config))
+    else:
+        return None
+    parts = [part for part in PARTS if any(owner == part for owner, _, _ in linears)]
+    return AdapterSize(
+        {part: sum(1 for owner, _, _ in linears if owner == part) for part in parts},
+        {part: sum(rank * (size + out) for owner, size, out in linears if owner == part) for part in parts},
+    )
+
+
+@dataclass(frozen=True)
+class _TextLayer:
+    head_dim: int
+    key_value_heads: int
+    full: bool
+    shared: bool
+
+
+def _text(config: Mapping[str, Any], key: str) -> Any:
+    value = config.get(key)
+    return TEXT_DEFAULTS.get(key) if value is None else value
+
+
+def _text_layers(text: Mapping[str, Any]) -> Iterator[_TextLayer]:
+    count = _text(text, "num_hidden_layers")
+    types = list(text.get("layer_types") or ["full_attention" if (i + 1) % 6 == 0 else "sliding" for i in range(count)])
+    types[-1:] = [FULL]  # transformers forces the last layer to full attention
+    own = text.get("per_layer_config")
+    first_shared = count - (text.get("num_kv_shared_layers") or 0)
+    for number, kind in enumerate(types):
+        full = kind == FULL
+        differs: dict[str, int] = {}
+        if own is not None:
+            differs = own.get(str(number), {})
+        elif full:
+            differs = {"head_dim": _text(text, "global_head_dim")}
+            if text.get("attention_k_eq_v") and text.get("num_global_key_value_heads"):
+                differs["num_key_value_heads"] = text["num_global_key_value_heads"]
+        yield _TextLayer(
+            differs.get("head_dim") or _text(text, "head_dim"),
+            differs.get("num_key_value_heads") or _text(text, "num_key_value_heads"),
+            full,
+            number >= first_shared,
+        )
+
+
+def _text_projections(text: Mapping[str, Any]) -> Iterator[Linear]:
+    hidden, heads = _text(text, "hidden_size"), _text(text, "num_attention_heads")
+    for layer in _text_layers(text):
+        queries, keys = heads * layer.head_dim, layer.key_value_heads * layer.head_dim
+        yield "text", hidden, queries
+        if not layer.shared:
+            yield "text", hidden, keys
+            if not (layer.full and text.get("attention_k_eq_v")):
+                yield "text", hidden, keys
+        yield "text", queries, hidden
+        wide = _text(text, "intermediate_size") * (2 if layer.shared and text.get("use_double_wide_mlp") else 1)
+        yield from (("text", hidden, wide), ("text", hidden, wide), ("text", wide, hidden))
+
+
+def _all_linears(config: Mapping[str, Any]) -> Iterator[Linear]:
+    """Every nn.Linear but the head: what PEFT's all-linear reaches. Fused experts are none."""
+    text = config.get("text_config") or {}
+    hidden, layers = _text(text, "hidden_size"), _text(text, "num_hidden_layers")
+    yield from _text_projections(text)
+    per_layer = _text(text, "hidden_size_per_layer_input")
+    if per_layer:
+        yield "text", hidden, layers * per_layer
+        for _ in range(layers):
+            yield "text", hidden, per_layer
+            yield "text", per_layer, hidden
+    if text.get("enable_moe_block"):
+        for _ in range(layers):
+            yield "text", hidden, text["num_experts"]
+    if config.get("vision_config"):
+        yield from _vision_linears({**VISION_DEFAULTS, **config["vision_config"]}, hidden)
+    if config.get("audio_config"):
+        yield from _audio_linears({**AUDIO_DEFAULTS, **config["audio_config"]}, hidden)
+
+
+def _vision_linears(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Linear]:
+    hidden, wide, head = vision["hidden_size"], vision["intermediate_size"], vision["head_dim"]
+    queries, keys = vision["num_attention_heads"] * head, vision["num_key_value_heads"] * head
+    outputs = ((hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden))
+    mlp = ((hidden, wide), (hidden, wide), (wide, hidden))
+    for _ in range(vision["num_hidden_layers"]):
+        for size, out in outputs + mlp:
+            yield "vision", size, out
+    yield "vision", 3 * vision["patch_size"] ** 2, hidden
+    yield "vision", hidden, text_hidden
+
+
+def _audio_linears(audio: Mapping[str, Any], text_hidden: int) -> Iterator[Linear]:
+    hidden, (first, second) = audio["hidden_size"], audio["subsampling_conv_channels"]
+    feed_forward = ((hidden, 4 * hidden), (4 * hidden, hidden)) * 2
+    attention = ((hidden, hidden),) * 5
+    convolution = ((hidden, 2 * hidden), (hidden, hidden))
+    for _ in range(audio["num_hidden_layers"]):
+        for size, out in feed_forward + attention + convolution:
+            yield "audio", size, out
+    yield "audio", first // 4 * second, hidden
+    yield "audio", hidden, audio["output_proj_dims"]
+    yield "audio", audio["output_proj_dims"], text_hidden

@@ -1,0 +1,47 @@
+"""What the tests share: a tiny random Gemma 4, made once a session, and small data sets."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Gemma 4 of a few hundred thousand parameters, vision tower included."""
+    from finetune.embedded.tiny import make_tiny
+
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The embedded model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    from finetune.embedded import base_dir
+
+    return AutoTokenizer.from_pretrained(base_dir())
+
+
+@pytest.fixture
+def write_jsonl(tmp_path: Path) -> Callable[[str, Iterable[Mapping[str, Any] | str]], Path]:
+    """Write rows (or raw lines) to a .jsonl file in tmp_path."""
+
+    def write(name: str, rows: Iterable[Mapping[str, Any] | str]) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        return path
+
+    return write

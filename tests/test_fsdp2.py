@@ -1,0 +1,120 @@
+"""FSDP2 for real, on two CPU ranks: shard, train, generate, gather, save, and equal one process."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from finetune import launch
+from finetune.hardware import Machine
+from finetune.plan import Launch, Plan
+from finetune.settings import Settings
+from tests.test_train import distance
+
+ROOT = Path(__file__).parent.parent
+MACHINE = asdict(Machine(cpu_cores=2))
+
+
+def two_ranks(tmp_path: Path) -> Launch:
+    """The shipped FSDP2 config, on the CPU: gloo, fp32, two processes."""
+    config = yaml.safe_load((launch.ACCEL_CONFIGS / "fsdp2.yaml").read_text())
+    config |= {"num_processes": 2, "mixed_precision": "no"}
+    path = tmp_path / "fsdp2.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return Launch(str(path), 2, fsdp=True, use_cpu=False, bf16=False, fsdp_layer_class="Gemma4TextDecoderLayer")
+
+
+def start(plan: Plan, folder: Path, module: str = "tests.two_cpu_ranks") -> subprocess.CompletedProcess[str]:
+    """Launch the plan as entrypoint.py would, with the worker that is patched for CPU ranks."""
+    plan_path = folder / "plan.json"
+    plan_path.write_text(plan.to_json())
+    argv = [module if word == launch.WORKER else word for word in launch.command(plan, plan_path)]
+    environment = launch.environment(plan, os.environ) | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+def adapter(run_dir: Path) -> dict[str, torch.Tensor]:
+    return dict(load_file(run_dir / "adapter" / "adapter_model.safetensors"))
+
+
+def results(run_dir: Path, name: str) -> Any:
+    return json.loads((run_dir / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same global batches, by one process and by two ranks. 70 rows do not divide by 4: fillers are used."""
+    common = Settings(
+        model_id="embedded", dataset="embedded", train_size=70, eval_size=13, eval_batch_size=4, max_new_tokens=24,
+        lora_dropout=0.0, learning_rate=5e-3, num_train_epochs=2, per_device_train_batch_size=2,
+        save_strategy="steps", save_steps=4, logging_steps=1, max_grad_norm=1.0,
+    )  # fmt: skip
+    made = {}
+    for name, ranks, accumulation in (("one", 1, 8), ("two", 2, 4)):
+        folder = tmp_path_factory.mktemp(name)
+        settings = replace(common, output_dir=str(folder / "out"), gradient_accumulation_steps=accumulation)
+        cpu = Launch("cpu.yaml", 1, fsdp=False, use_cpu=True, bf16=False)
+        plan = Plan("run", settings, {}, name, "a test", two_ranks(folder) if ranks == 2 else cpu, MACHINE)
+        done = start(plan, folder)
+        assert done.returncode == 0, done.stderr[-4000:]
+        made[name] = folder / "out"
+    return made
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_adapters_are_equal(runs: dict[str, Path]) -> None:
+    one, two = adapter(runs["one"]), adapter(runs["two"])
+    assert distance(two, one) < 1e-3
+    assert (
+        results(runs["two"], "run.json")["training"]["steps"]
+        == results(runs["one"], "run.json")["training"]["steps"]
+        == 10
+    )
+
+
+def test_nothing_is_lost_on_save(runs: dict[str, Path]) -> None:
+    one, two = adapter(runs["one"]), adapter(runs["two"])
+    assert {name: value.shape for name, value in one.items()} == {name: value.shape for name, value in two.items()}
+    assert all(value.abs().sum() > 0 for value in two.values()), "every module was trained and saved"
+
+
+def test_losses_and_gradient_norms_are_equal(runs: dict[str, Path]) -> None:
+    histories = [results(runs[name], "run.json")["training"]["history"] for name in ("one", "two")]
+    for one, two in zip(*histories, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-2)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_generation_is_sharded_and_gathered_in_order(runs: dict[str, Path], when: str) -> None:
+    one, two = (
+        [json.loads(line) for line in (runs[name] / f"predictions-{when}.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    assert len(one) == len(two) == 13
+    assert [row["row"] for row in one] == [row["row"] for row in two]
+    assert sum(a["completion"] == b["completion"] for a, b in zip(one, two, strict=True)) >= 12
+
+
+def test_two_processes_that_form_no_group_are_an_error(tmp_path: Path) -> None:
+    config = Launch("cpu.yaml", 1, fsdp=False, use_cpu=True, bf16=False)
+    settings = Settings(model_id="embedded", dataset="embedded", output_dir=str(tmp_path / "out"))
+    plan = Plan("run", settings, {}, "cpu", "a test", replace(config, num_processes=2), MACHINE)
+    plan_path = tmp_path / "plan.json"
+    plan_path.write_text(plan.to_json())
+    done = subprocess.run(
+        [sys.executable, "-m", "finetune.worker", str(plan_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 5
+    assert "the plan has 2 processes, and 1 of them form one group" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,30 @@
+"""`python -m tests.two_cpu_ranks PLAN`: the worker, with FSDP2 made to run on CPU ranks. For tests alone.
+
+Accelerate turns FSDP on only where it sees accelerators. Told that these ranks are some (over gloo), it shards,
+gathers and saves for real.
+"""
+
+import os
+import sys
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+
+def _prepare_backend(self: PartialState, *args: Any, **kwargs: Any) -> tuple[str, DistributedType]:
+    return "gloo", DistributedType.MULTI_XPU
+
+
+def _set_device(self: PartialState) -> None:
+    self.device = torch.device("cpu")
+
+
+if __name__ == "__main__":
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState._prepare_backend = _prepare_backend
+        PartialState.set_device = _set_device
+    from finetune.worker import main
+
+    sys.exit(main(sys.argv[1]))
