@@ -57,6 +57,7 @@ EMBEDDED_MODEL: Mapping[str, Any] = {
     "eval_batch_size": 50,
     "eval_size": 200,
     "activation_checkpointing": False,
+    "logging_steps": 25,
 }
 """What the embedded toy model is trained with, on any machine: it has a thousandth of a real one's parameters."""
 EMBEDDED_DATA: Mapping[str, Any] = {"train_size": 2000, "max_length": 512}

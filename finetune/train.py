@@ -68,11 +68,20 @@ class EpochOrder(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         if self.lengths is None:
-            order = torch.randperm(self.rows, generator=generator).tolist()
+            yield from torch.randperm(self.rows, generator=generator).tolist()
         else:
-            order = get_length_grouped_indices(self.lengths, self.step_rows, generator=generator)
-        yield from order
+            yield from self._grouped(self.lengths, generator)
         yield from range(self.rows, self.rows + self.fillers)
+
+    def _grouped(self, lengths: Sequence[int], generator: torch.Generator) -> Iterator[int]:
+        # transformers sorts the rows of some 50 steps by length; left so, the loss would rise and fall with it.
+        # The step with the longest row stays first (what does not fit into memory fails at once), a part of one last.
+        order = get_length_grouped_indices(lengths, self.step_rows, generator=generator)
+        starts = range(self.step_rows, self.rows - self.step_rows + 1, self.step_rows)
+        yield from order[: self.step_rows]
+        for place in torch.randperm(len(starts), generator=generator).tolist():
+            yield from order[starts[place] : starts[place] + self.step_rows]
+        yield from order[max(self.rows // self.step_rows, 1) * self.step_rows :]
 
 
 class Collator(DataCollatorForLanguageModeling):
@@ -220,7 +229,7 @@ def build(plan: Plan, model: PeftModel, tokenizer: Any, train: Dataset) -> tuple
 
 def record(trainer: Trainer, progress: ProgressLines, seconds: float) -> dict[str, Any]:
     """The training part of run.json. Tokens are those of all ranks, prompts included, padding not."""
-    tokens = progress.tokens
+    tokens = int(progress.tokens)
     return {
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,

@@ -36,7 +36,7 @@ def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     folder = tmp_path_factory.mktemp("job")
     (folder / "data").mkdir()
     for split, count in (("train", 40), ("test", 12)):
-        text = "".join(json.dumps(row) + "\n" for row in rows(split, count, 3))  # type: ignore[arg-type]
+        text = "".join(json.dumps(row) + "\n" for row in rows(split, count, 3))
         (folder / "data" / f"{split}.jsonl").write_text(text)
     with (folder / "data" / "train.jsonl").open("a") as file:
         file.write('{"sql_prompt": "Why?", "sql_context": "CREATE TABLE t (a INT)", "sql": null}\n{broken\n')

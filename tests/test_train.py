@@ -102,6 +102,21 @@ def test_every_epoch_holds_every_row_once_fillers_last(lengths: list[int] | None
     assert len(order) == 12
 
 
+@pytest.mark.parametrize("count", [3, 4, 64, 67])
+def test_steps_are_alike_in_length_but_come_in_no_order_of_length(count: int) -> None:
+    lengths = [10 + 7 * index % 101 for index in range(count)]
+    order = list(train.EpochOrder(count, 0, step_rows=4, seed=1, lengths=lengths))
+    assert sorted(order) == list(range(count))
+    longest = [max(lengths[index] for index in order[start : start + 4]) for start in range(0, count, 4)]
+    assert longest[0] == max(lengths)
+    if count >= 64:
+        assert longest != sorted(longest, reverse=True)
+        spreads = [
+            longest[step] - min(lengths[index] for index in order[4 * step : 4 * step + 4]) for step in range(16)
+        ]
+        assert sum(spreads) / 16 < (max(lengths) - min(lengths)) / 4
+
+
 @pytest.mark.parametrize(("count", "multiple", "expected"), [(5, 4, 8), (8, 4, 8), (1, 16, 16), (3, 1, 3)])
 def test_fillers_make_whole_micro_batches_and_carry_no_labels(count: int, multiple: int, expected: int) -> None:
     filled = train.with_fillers(rows(*range(4, 4 + count)), multiple)

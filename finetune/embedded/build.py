@@ -54,7 +54,7 @@ def build(out: Path, minutes: float) -> None:
     """Write the whole model folder to `out`, after `minutes` of training."""
     tokenizer = train_tokenizer(_tokenizer_texts())
     model = new_model(tokenizer, BASE_TEXT, BASE_VISION_WIDTH, SEED)
-    _soften_attention(model)
+    _set_initial_scales(model)
     train(model, batches(tokenizer), seconds=minutes * 60)
     held_out = list(islice(chain.from_iterable(questions("test", SEED, per_schema=1)), 200))
     print(
@@ -92,6 +92,7 @@ def train(model: Gemma4ForConditionalGeneration, data: Iterator[Batch], seconds:
     started = last_print = time.monotonic()
     model.train()
     average = math.nan
+    candidates = torch.zeros(model.config.text_config.vocab_size, dtype=torch.bool)
     for step, batch in enumerate(data):
         share = (time.monotonic() - started) / seconds
         if share >= 1:
@@ -99,7 +100,7 @@ def train(model: Gemma4ForConditionalGeneration, data: Iterator[Batch], seconds:
         rate = min(share / WARMUP_SHARE, 0.5 * (1 + math.cos(math.pi * share)))
         for group in optimizer.param_groups:
             group["lr"] = PEAK_LEARNING_RATE * max(rate, 0.01)
-        loss = _loss(model, batch)
+        loss = _loss(model, batch, candidates)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
@@ -165,17 +166,23 @@ def exact_match(
     return right / len(asked)
 
 
-def _loss(model: Gemma4ForConditionalGeneration, batch: Batch) -> torch.Tensor:
-    """Cross-entropy of the answers' tokens. Logits are only made where there is one to predict."""
+def _loss(model: Gemma4ForConditionalGeneration, batch: Batch, candidates: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of the answers' tokens among `candidates`, a mask [vocabulary], to which those tokens are added.
+
+    Logits are only made where there is a token to predict. Tokens that are never an answer's are no candidates:
+    pushed down together step after step, they would end up as one and the same embedding, which no LoRA on the
+    projections could tell apart again. They are the words of SQL.
+    """
     text = model.config.text_config
     hidden = model.model.language_model(
         input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=_masks(batch, text.sliding_window)
     ).last_hidden_state[:, :-1]
     wanted = batch.labels[:, 1:]
     supervised = wanted != _IGNORED
+    candidates[wanted[supervised]] = True
     cap = text.final_logit_softcapping
     logits = cap * torch.tanh(model.lm_head(hidden[supervised]) / cap)
-    return cross_entropy(logits, wanted[supervised])
+    return cross_entropy(logits.masked_fill(~candidates, -math.inf), wanted[supervised])
 
 
 def _masks(batch: Batch, window: int) -> dict[str, torch.Tensor]:
@@ -187,10 +194,15 @@ def _masks(batch: Batch, window: int) -> dict[str, torch.Tensor]:
     return {"full_attention": full[:, None], "sliding_attention": (full & (distance < window))[:, None]}
 
 
-def _soften_attention(model: Gemma4ForConditionalGeneration) -> None:
-    """Start with attention logits of variance one. Gemma 4 does not divide them by sqrt(head_dim)."""
+def _set_initial_scales(model: Gemma4ForConditionalGeneration) -> None:
+    """Start where Gemma 4's forward pass is at its best: unit embeddings, attention logits of variance one.
+
+    It multiplies embeddings by sqrt(hidden_size), and does not divide attention logits by sqrt(head_dim).
+    """
+    text_model = model.model.language_model
     with torch.no_grad():
-        for layer in model.model.language_model.layers:
+        text_model.embed_tokens.weight.normal_(std=text_model.config.hidden_size**-0.5)
+        for layer in text_model.layers:
             for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
                 norm.weight.fill_(layer.self_attn.head_dim**-0.25)
 
