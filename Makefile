@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint lock clean
+.PHONY: demo test test-gpu lint lock clean
 
 demo: .venv/ready
 	$(BIN)/python entrypoint.py run --profile cpu --output-dir out/demo --overwrite
 
 test: .venv/ready
 	$(BIN)/python -m pytest -q
+
+# On a machine with GPUs: the toy model through bf16, NF4 and FSDP2 on the real cards.
+test-gpu: .venv/ready
+	$(BIN)/python -m pytest -q -m gpu tests/test_gpu.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ Greedy, left-padded, in batches of like length; stops at the end of the turn. Wo
 and on one that FSDP2 has sharded, where every rank must take part in every step of every batch.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,7 +79,8 @@ def _answer(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], config: G
 
 def _progress(mine: Sequence[list[int]], label: str, total: int, state: PartialState) -> Iterator[list[int]]:
     """This rank's batches, behind a bar on the main process that counts the rows of all ranks."""
-    with tqdm(total=total, desc=label, unit="row", disable=not state.is_main_process) as bar:
+    seldom = 0.1 if sys.stderr.isatty() else 30.0  # seconds; a log collector keeps every redrawing
+    with tqdm(total=total, desc=label, unit="row", mininterval=seldom, disable=not state.is_main_process) as bar:
         for batch in mine:
             yield batch
             bar.update(min(len(batch) * state.num_processes, total - bar.n))

@@ -52,9 +52,13 @@ def size_of(model_id: str, weights_gib: float | None) -> Size | None:
 
 
 def needed_gib(size: Size, quantization: str, gpus: int, bf16: bool = True) -> float:
-    """Memory wanted on each of `gpus` GPUs that share one copy of the weights. fp32 where bf16 is not supported."""
+    """Memory wanted on each of `gpus` GPUs that share one copy of the weights. fp32 where bf16 is not supported.
+
+    Before they are sharded, each GPU has all of the weights for a while: they are loaded there (model.py),
+    and the base model is measured whole.
+    """
     weights = (size.nf4_gib if quantization == "nf4" else size.bf16_gib) * (1 if bf16 else 2)
-    return weights / gpus + SHARE * weights + BASE_GIB
+    return max(weights, weights / gpus + SHARE * weights) + BASE_GIB
 
 
 def fit(

@@ -127,13 +127,18 @@ class ProgressLines(ProgressCallback):
         super().__init__()
         self.history: list[dict[str, float]] = []
         self.tokens = 0.0
-        self._since = time.monotonic()
+        self._begun = self._since = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._since = time.monotonic()
+        self._begun = self._since = time.monotonic()
         self.current_step = 0
         if state.is_world_process_zero:
-            self.training_bar = tqdm(total=state.max_steps, desc="train", unit="step", dynamic_ncols=True)
+            # disable=None: no bar where stderr is a file or a log collector; the lines say it all
+            self.training_bar = tqdm(total=state.max_steps, desc="train", unit="step", disable=None, dynamic_ncols=True)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        control.should_log |= state.global_step >= state.max_steps  # the last steps count as well
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs or not state.is_world_process_zero:
@@ -151,9 +156,10 @@ class ProgressLines(ProgressCallback):
             "tokens_per_second": rate,
         }
         self.history.append(entry)
+        left = (now - self._begun) / state.global_step * (state.max_steps - state.global_step)
         line = (
             f"step {state.global_step}/{state.max_steps}  loss {entry['loss']:.4f}  lr {entry['learning_rate']:.2e}"
-            f"  grad-norm {entry['grad_norm']:.3g}  {rate:,.0f} tokens/s"
+            f"  grad-norm {entry['grad_norm']:.3g}  {rate:,.0f} tokens/s  {tqdm.format_interval(left)} left"
         )
         self.training_bar.write(line, file=sys.stderr)
 

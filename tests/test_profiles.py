@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finetune.fit import LADDER, SIZES, fit, needed_gib, size_of
-from finetune.hardware import Machine
+from finetune.hardware import Gpu, Machine
 from finetune.launch import ACCEL_CONFIGS
 from finetune.profiles import BY_NAME, EMBEDDED_DATA, EMBEDDED_MODEL, PROFILES, Match, accepts, match, set_up
 from finetune.settings import OPTIONS, parse
@@ -120,3 +120,10 @@ def test_more_gpus_need_less_memory_each() -> None:
     assert needed_gib(size, "none", 1, bf16=False) > needs[0]
     assert size_of("GOOGLE/gemma-4-31b-it", None) == size
     assert size_of("someone/unheard-of", None) is None
+
+
+def test_weights_are_loaded_whole_before_they_are_sharded() -> None:
+    size = SIZES["google/gemma-4-31B-it"]
+    assert needed_gib(size, "none", 64) > size.bf16_gib
+    small = [Gpu(index, "NVIDIA A100-SXM4-40GB", 40.0, 8.0) for index in range(8)]
+    assert fit(small, "google/gemma-4-31B-it").quantization == "nf4", "on one of them"
