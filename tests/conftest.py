@@ -10,6 +10,8 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: threads only wait for each other
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # and where a run has more, they wait asleep: a busy machine stays usable
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlglot
@@ -157,7 +158,7 @@ def test_rows_need_no_torch() -> None:
 
 
 @pytest.fixture(scope="module")
-def processor():  # type: ignore[no-untyped-def]
+def processor() -> Any:
     from transformers import AutoProcessor
 
     return AutoProcessor.from_pretrained(base_dir())
@@ -169,14 +170,14 @@ def test_base_is_small_and_described() -> None:
     assert "toy" in (base_dir() / "README.md").read_text().lower()
 
 
-def test_processor_loads(processor) -> None:  # type: ignore[no-untyped-def]
+def test_processor_loads(processor: Any) -> None:
     assert type(processor).__name__ == "Gemma4Processor"
     assert processor.image_processor.max_soft_tokens == 70
     check_template(processor)
     check_template(processor.tokenizer)
 
 
-def test_template_writes_gemma_turns_with_images(processor) -> None:  # type: ignore[no-untyped-def]
+def test_template_writes_gemma_turns_with_images(processor: Any) -> None:
     content = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
     assert processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False) == (
@@ -184,9 +185,9 @@ def test_template_writes_gemma_turns_with_images(processor) -> None:  # type: ig
     )
 
 
-def test_embedded_rows_are_short(processor) -> None:  # type: ignore[no-untyped-def]
+def test_embedded_rows_are_short(processor: Any) -> None:
     for number, row in enumerate(TRAIN):
-        rendered = render(processor, text_to_sql.to_example(row, number))  # type: ignore[arg-type]
+        rendered = render(processor, text_to_sql.to_example(row, number))
         ids = processor.tokenizer(rendered.prompt + rendered.completion, add_special_tokens=False)["input_ids"]
         assert len(ids) <= 160
         assert processor.tokenizer.unk_token_id not in ids
@@ -197,12 +198,12 @@ def test_embedded_rows_are_short(processor) -> None:  # type: ignore[no-untyped-
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 @example(text="  Zoë's café\r\n\t– 100 % 🎉 ▁<0x41> SELECT\u00a0* ")
 @example(text="")
-def test_tokenizer_round_trips_any_text(processor, text: str) -> None:  # type: ignore[no-untyped-def]
+def test_tokenizer_round_trips_any_text(processor: Any, text: str) -> None:
     ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert processor.tokenizer.decode(ids) == text
 
 
-def test_base_loads_and_stops_at_the_end_of_a_turn(processor) -> None:  # type: ignore[no-untyped-def]
+def test_base_loads_and_stops_at_the_end_of_a_turn(processor: Any) -> None:
     import torch
     from transformers import AutoModelForMultimodalLM, Gemma4ForConditionalGeneration
 
@@ -214,15 +215,36 @@ def test_base_loads_and_stops_at_the_end_of_a_turn(processor) -> None:  # type: 
     assert len(processor.tokenizer) == model.get_input_embeddings().num_embeddings
 
 
-def test_base_answers_in_its_own_dialect_only(processor) -> None:  # type: ignore[no-untyped-def]
+def test_base_answers_in_its_own_dialect_only(processor: Any) -> None:
     import torch
     from transformers import AutoModelForMultimodalLM
 
     from finetune.embedded.build import exact_match
 
     model = AutoModelForMultimodalLM.from_pretrained(base_dir(), dtype=torch.float32)
-    held_out = list(islice(chain.from_iterable(questions("test", 5, per_schema=1)), 40))
+    held_out = list(islice(chain.from_iterable(questions("test", 5, per_schema=1)), 25))
     assert exact_match(model, processor.tokenizer, held_out) >= 0.8
+
+
+def test_sharing_a_schema_changes_nothing(processor: Any, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForMultimodalLM
+
+    from finetune.embedded.build import batches
+    from finetune.embedded.tiny import make_tiny
+
+    window = 16  # smaller than any prompt, so that both kinds of mask matter
+    model = AutoModelForMultimodalLM.from_pretrained(make_tiny(tmp_path / "tiny", sliding_window=window))
+    text_model = model.model.language_model
+    batch = next(batches(processor.tokenizer))
+    with torch.no_grad():
+        together = text_model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=batch.attention_masks(window)
+        ).last_hidden_state
+        for branch in range(1, int(batch.branches[0].max()) + 1):
+            of_branch = (batch.branches[0] == 0) | (batch.branches[0] == branch)
+            alone = text_model(input_ids=batch.input_ids[:1, of_branch]).last_hidden_state[0]
+            torch.testing.assert_close(together[0, of_branch], alone, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ TOKEN = "hf_MARKERTOKENthatMustNotLeak"
 
 def entrypoint(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "entrypoint.py"), *map(str, arguments)]
-    environment = {**os.environ, "HF_TOKEN": TOKEN, "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "HF_TOKEN": TOKEN}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900)
 
 

@@ -37,7 +37,7 @@ def start(plan: Plan, folder: Path, module: str = "tests.two_cpu_ranks") -> subp
     plan_path = folder / "plan.json"
     plan_path.write_text(plan.to_json())
     argv = [module if word == launch.WORKER else word for word in launch.command(plan, plan_path)]
-    environment = launch.environment(plan, os.environ) | {"OMP_NUM_THREADS": "1"}
+    environment = launch.environment(plan, os.environ)
     return subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
 
 

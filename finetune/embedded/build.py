@@ -1,8 +1,9 @@
 """Rebuild the embedded base model from nothing: `python -m finetune.embedded.build --out DIR [--minutes 30]`.
 
-Tokenizer, model, then training on the questions of the "train" split, answered in the pipeline dialect (query.py).
-The model reads exactly the prompt that fine-tuning will use, and is trained on the answer alone. It never sees a
-line of SQL among its answers. The result depends on the seed and on how many steps the machine does in the time.
+Tokenizer, model, then training on the questions of the "train" split, on the answers alone. Half are asked with the
+very prompt that fine-tuning will use and answered as a pipeline, half are asked for and answered in Lisp (query.py).
+The model never sees a line of SQL among its answers. The result depends on the seed and on how many steps the
+machine does in the time.
 """
 
 import argparse
@@ -25,16 +26,15 @@ from finetune.embedded.tokenizer import train_tokenizer
 from finetune.tasks import text_to_sql
 from finetune.tasks.base import Example, Message
 
-SEED = 20_26
+SEED = 2026
 LISP_SYSTEM = "You translate questions into Lisp."
 SCHEMAS_PER_BATCH = 8
 QUESTIONS_PER_SCHEMA = 4
 PEAK_LEARNING_RATE = 3e-3
 WARMUP_SHARE = 0.03
 WEIGHT_DECAY = 0.05
-_IGNORED = -100
-
-_PADDING = -1
+_IGNORED = -100  # label of a token that is not to be predicted
+_PADDING = -1  # branch of a token that is not there
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,14 @@ class Batch:
     position_ids: torch.Tensor
     branches: torch.Tensor
 
+    def attention_masks(self, window: int) -> dict[str, torch.Tensor]:
+        """Who attends to whom, [schemas, 1, tokens, tokens]: the shared beginning and one's own branch, backwards."""
+        from_branch, to_branch = self.branches[:, :, None], self.branches[:, None, :]
+        distance = self.position_ids[:, :, None] - self.position_ids[:, None, :]
+        causal = torch.ones(distance.shape[1:], dtype=torch.bool).tril()
+        full = causal & ((to_branch == 0) | (to_branch == from_branch))
+        return {"full_attention": full[:, None], "sliding_attention": (full & (distance < window))[:, None]}
+
 
 def build(out: Path, minutes: float) -> None:
     """Write the whole model folder to `out`, after `minutes` of training."""
@@ -57,9 +65,8 @@ def build(out: Path, minutes: float) -> None:
     _set_initial_scales(model)
     train(model, batches(tokenizer), seconds=minutes * 60)
     held_out = list(islice(chain.from_iterable(questions("test", SEED, per_schema=1)), 200))
-    print(
-        f"exact match on {len(held_out)} held-out questions: {exact_match(model, tokenizer, held_out):.1%}", flush=True
-    )
+    share = exact_match(model, tokenizer, held_out)
+    print(f"exact match on {len(held_out)} held-out questions: {share:.1%}", flush=True)
     new_processor(tokenizer).save_pretrained(out)
     model.to(torch.bfloat16).save_pretrained(out)
 
@@ -175,7 +182,9 @@ def _loss(model: Gemma4ForConditionalGeneration, batch: Batch, candidates: torch
     """
     text = model.config.text_config
     hidden = model.model.language_model(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=_masks(batch, text.sliding_window)
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        attention_mask=batch.attention_masks(text.sliding_window),
     ).last_hidden_state[:, :-1]
     wanted = batch.labels[:, 1:]
     supervised = wanted != _IGNORED
@@ -183,15 +192,6 @@ def _loss(model: Gemma4ForConditionalGeneration, batch: Batch, candidates: torch
     cap = text.final_logit_softcapping
     logits = cap * torch.tanh(model.lm_head(hidden[supervised]) / cap)
     return cross_entropy(logits.masked_fill(~candidates, -math.inf), wanted[supervised])
-
-
-def _masks(batch: Batch, window: int) -> dict[str, torch.Tensor]:
-    """Who attends to whom, [schemas, 1, tokens, tokens]: to the shared beginning and to one's own branch, backwards."""
-    from_branch, to_branch = batch.branches[:, :, None], batch.branches[:, None, :]
-    distance = batch.position_ids[:, :, None] - batch.position_ids[:, None, :]
-    causal = torch.ones(distance.shape[1:], dtype=torch.bool).tril()
-    full = causal & ((to_branch == 0) | (to_branch == from_branch))
-    return {"full_attention": full[:, None], "sliding_attention": (full & (distance < window))[:, None]}
 
 
 def _set_initial_scales(model: Gemma4ForConditionalGeneration) -> None:
