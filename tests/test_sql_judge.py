@@ -127,10 +127,12 @@ def test_a_change_is_compared_by_the_tables_it_leaves(label: str, gold: str, pre
         ("SELECT name FROM city ORDER BY random() LIMIT 1", "the gold does not run: refused: random()"),
         (f"{COUNTING} SELECT max(x) FROM c", "the gold does not run: stopped: needs more than 10,000,000 steps"),
         (f"{COUNTING} SELECT x FROM c", "the gold gives more than 10,000 rows"),
-        ("SELECT name FROM nobody", "the gold reads empty tables"),
+        ("SELECT name FROM nobody", "the gold finds nothing"),
+        ("SELECT name FROM city WHERE pop > 9", "the gold finds nothing"),
+        ("SELECT MAX(pop) FROM city WHERE pop > 9", "the gold finds nothing"),
         ("SELECT COUNT(*) FROM nobody", "the gold reads empty tables"),
         ("SELECT MAX(name), COUNT(*) FROM city JOIN nobody USING (name)", "the gold reads empty tables"),
-        ("SELECT city.name FROM city JOIN nobody ON city.name = nobody.name", "the gold reads empty tables"),
+        ("SELECT city.name FROM city JOIN nobody ON city.name = nobody.name", "the gold finds nothing"),
         ("UPDATE city SET pop = 5 WHERE name = 'z'", "the gold changes nothing"),
         ("UPDATE city SET pop = pop", "the gold changes nothing"),
         ("DELETE FROM nobody", "the gold changes nothing"),
@@ -159,14 +161,14 @@ def test_a_view_that_cannot_be_read_is_in_nobodys_way() -> None:
 @pytest.mark.parametrize(
     ("label", "gold", "prediction"),
     [
-        (CORRECT, "SELECT name FROM city WHERE pop > 9", "SELECT name FROM city WHERE pop = 7"),
-        (WRONG_RESULT, "SELECT name FROM city WHERE pop > 9", "SELECT name FROM city"),
-        (WRONG_RESULT, "SELECT name FROM city WHERE pop > 9", "DELETE FROM city WHERE pop > 9"),
+        (CORRECT, "SELECT COUNT(*) FROM city WHERE pop > 9", "SELECT COUNT(name) FROM city WHERE pop > 9"),
+        (WRONG_RESULT, "SELECT COUNT(*) FROM city WHERE pop > 9", "SELECT COUNT(*) FROM city"),
+        (WRONG_RESULT, "SELECT name FROM city", "DELETE FROM city WHERE pop > 9"),
         (CORRECT, "SELECT COUNT(*) FROM city LEFT JOIN nobody USING (name)", "SELECT COUNT(*) FROM city"),
         (CORRECT, "SELECT 1", "SELECT 1"),
     ],
 )
-def test_an_empty_result_of_tables_with_rows_counts(label: str, gold: str, prediction: str) -> None:
+def test_nothing_found_but_told_by_a_number_counts(label: str, gold: str, prediction: str) -> None:
     assert judge(prediction, gold, CITIES).label == label
 
 

@@ -9,8 +9,9 @@ Each runs in a database of its own that holds only the row's schema. The rules:
 * A gold that changes tables is compared by what the tables and views hold afterwards, and also by its rows
   if it ends in a query.
 * Nothing can be said about the model, and the row counts for nothing, if schema or gold do not execute, if
-  the gold gives its result only because a table is empty, or if it is meant to change something and
-  changes nothing. An empty result of a gold on tables with rows is a result like any other.
+  the gold finds nothing (no row, or NULL alone) or gives its zero only because a table is empty, or if it is
+  meant to change something and changes nothing: any number of wrong queries would do the same. What is
+  scorable depends on the gold alone, so before and after are measured on the same rows.
 """
 
 import contextlib
@@ -135,6 +136,8 @@ def _run_gold(database: Sandbox, gold: str, schema: str) -> tuple[Outcome, Mappi
         raise UselessGoldError("the gold gives no result")
     if len(expected.rows) > ROW_LIMIT:
         raise UselessGoldError(f"the gold gives more than {ROW_LIMIT:,} rows")
+    if all(value is None for row in expected.rows for value in row):
+        raise UselessGoldError("the gold finds nothing")
     # SQLite does not report the tables of a JOIN .. USING, but those are named in the query.
     named = re.findall(r"\w+", expected.query.lower())
     empty, tables = database.count_empty(expected.reads.union(named))
@@ -156,8 +159,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _is_blank(rows: list[Row]) -> bool:
-    """True for what queries give that find nothing: no row, or one of NULLs and zeros (SUM, COUNT)."""
-    return not rows or (len(rows) == 1 and not any(rows[0]))
+    """True for one row of NULLs and zeros, which SUM and COUNT give of no rows."""
+    return len(rows) == 1 and not any(rows[0])
 
 
 def _unlike_tables(tables: Mapping[str, Table] | None, database: Sandbox, got: Outcome) -> str:
