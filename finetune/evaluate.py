@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 from transformers import GenerationConfig
 
@@ -72,6 +73,9 @@ def _answer(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], config: G
         input_ids=torch.tensor(padded, device=device),
         attention_mask=torch.tensor(mask, device=device),
         generation_config=config,
+        # Every rank must take part in every layer's gathering until the last one has finished its answers.
+        # transformers sees that by itself only for models that it has sharded itself.
+        synced_gpus=isinstance(model, FSDPModule),
     )
     texts: list[str] = tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
     return texts
