@@ -50,11 +50,11 @@ QLORA: Mapping[str, Any] = {
 EMBEDDED_MODEL: Mapping[str, Any] = {
     "quantization": "none",
     "lora_dropout": 0.0,
-    "learning_rate": 5e-3,
+    "learning_rate": 3e-3,
     "lr_scheduler_type": "cosine",
     "warmup_ratio": 0.05,
     "max_grad_norm": 1.0,
-    "per_device_train_batch_size": 8,
+    "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1,
     "num_train_epochs": 1.0,
     "max_length": 2048,
@@ -62,7 +62,7 @@ EMBEDDED_MODEL: Mapping[str, Any] = {
     "eval_batch_size": 50,
     "eval_size": 200,
     "activation_checkpointing": False,
-    "logging_steps": 10,
+    "logging_steps": 20,
 }
 """What the embedded toy model is trained with, on any machine: it has a thousandth of a real one's parameters."""
 EMBEDDED_DATA: Mapping[str, Any] = {"train_size": 2000, "max_length": 512}

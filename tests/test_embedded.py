@@ -223,7 +223,7 @@ def test_base_answers_in_its_own_dialect_only(processor: Any) -> None:
 
     model = AutoModelForMultimodalLM.from_pretrained(base_dir(), dtype=torch.float32)
     held_out = list(islice(chain.from_iterable(questions("test", 5, per_schema=1)), 25))
-    assert exact_match(model, processor.tokenizer, held_out) >= 0.8
+    assert exact_match(model, processor.tokenizer, held_out) >= 0.9
 
 
 def test_sharing_a_schema_changes_nothing(processor: Any, tmp_path: Path) -> None:
