@@ -10,7 +10,7 @@ from finetune.errors import UsageError, UsageErrors
 from finetune.facts import Facts, ModelFacts, Trouble
 from finetune.hardware import Machine
 from finetune.plan import Plan
-from finetune.profiles import EMBEDDED
+from finetune.profiles import EMBEDDED, EMBEDDED_MODEL
 from finetune.request import Raw, Request, merge
 from finetune.resolve import draft, resolve
 from finetune.settings import OPTIONS, flag
@@ -81,11 +81,15 @@ def test_a_cpu_runs_the_embedded_model_on_the_embedded_data() -> None:
 
 def test_the_embedded_models_values_are_its_own() -> None:
     on_gpus = settle(ask(model_id=EMBEDDED), machine("b200x8")).settings
-    assert (on_gpus.learning_rate, on_gpus.dataset) == (5e-3, EMBEDDED)
+    assert (on_gpus.learning_rate, on_gpus.dataset) == (EMBEDDED_MODEL["learning_rate"], EMBEDDED)
     assert (on_gpus.train_size, on_gpus.max_length) == (2000, 512)
     own_data = settle(ask(dataset="a/b"), NO_GPU).settings
     assert own_data.max_length == 2048
-    assert (own_data.learning_rate, own_data.train_size, own_data.dataset) == (5e-3, None, "a/b")
+    assert (own_data.learning_rate, own_data.train_size, own_data.dataset) == (
+        EMBEDDED_MODEL["learning_rate"],
+        None,
+        "a/b",
+    )
     own_model = settle(ask(model_id="google/gemma-4-E2B-it"), NO_GPU).settings
     assert (own_model.learning_rate, own_model.dataset, own_model.per_device_train_batch_size) == (1e-5, GRETEL, 1)
 
