@@ -6,7 +6,7 @@ generation prompt is a prefix of it, token for token. Only the second part carri
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ def select(task: Task, settings: Settings) -> Selected:
     found = tables.read(settings.dataset, task.SOURCE, settings.seed, settings.train_size)
     notes: list[str] = []
     counts: dict[str, SplitCounts] = {}
+    wanted = settings.train_size or task.SOURCE.train_size
     train = _usable(task, found.train, counts.setdefault("train", SplitCounts(len(found.train))))
     if found.test is None:
         sizes = tables.split_sizes(len(train), task.SOURCE, settings.train_size)
@@ -95,10 +96,8 @@ def select(task: Task, settings: Settings) -> Selected:
         notes.append(f"one table of {len(order)} usable rows: {sizes.train} to train on, {sizes.test} held out")
     else:
         test = _usable(task, found.test, counts.setdefault("test", SplitCounts(len(found.test))))
-        wanted = settings.train_size or task.SOURCE.train_size
         train = [train[index] for index in tables.shuffled(len(train), settings.seed)[:wanted]]
         test = [test[index] for index in tables.shuffled(len(test), settings.seed)[: task.SOURCE.eval_size]]
-    wanted = settings.train_size or task.SOURCE.train_size
     if len(train) < wanted:
         notes.append(f"{wanted} training rows wanted, {len(train)} there: all are used")
     return Selected(found.source, train, test, counts, notes)
@@ -121,11 +120,7 @@ def prepare(task: Task, settings: Settings, tokenizer: Any, *, train: bool, spli
     counts = selected.counts
     training: dict[str, list[Any]] = {"input_ids": [], "labels": [], "row": []}
     if train:
-        for example, prompt, completion in _encoded(selected.train, tokenizer):
-            length = len(prompt) + len(completion)
-            if length > settings.max_length:
-                counts["train"].drop(f"longer than --max-length {settings.max_length}", example.row)
-                continue
+        for example, prompt, completion in _fitting(selected.train, tokenizer, settings.max_length, counts["train"]):
             training["input_ids"].append(prompt + completion)
             training["labels"].append([IGNORED] * len(prompt) + completion)
             training["row"].append(example.row)
@@ -159,10 +154,7 @@ def _to_score(
     prompts: list[list[int]] = []
     if not settings.eval_size:
         return scored, prompts
-    for example, prompt, completion in _encoded(pool[: settings.eval_size], tokenizer):
-        if len(prompt) + len(completion) > settings.max_length:
-            counts.drop(f"longer than --max-length {settings.max_length}", example.row)
-            continue
+    for example, prompt, _ in _fitting(pool[: settings.eval_size], tokenizer, settings.max_length, counts):
         scored.append(example)
         prompts.append(prompt)
     counts.used = len(scored) if split == "test" else counts.used
@@ -174,6 +166,17 @@ def _to_score(
     if len(pool) < settings.eval_size:
         selected.notes.append(f"--eval-size {settings.eval_size}: only {len(pool)} {split} rows there")
     return scored, prompts
+
+
+def _fitting(
+    examples: Sequence[Example], tokenizer: Any, max_length: int, counts: SplitCounts
+) -> Iterator[tuple[Example, list[int], list[int]]]:
+    """Those of `_encoded` that have at most `max_length` tokens; the others are counted as dropped, never cut."""
+    for example, prompt, completion in _encoded(examples, tokenizer):
+        if len(prompt) + len(completion) > max_length:
+            counts.drop(f"longer than --max-length {max_length}", example.row)
+        else:
+            yield example, prompt, completion
 
 
 def _encoded(examples: Sequence[Example], tokenizer: Any) -> list[tuple[Example, list[int], list[int]]]:
