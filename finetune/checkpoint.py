@@ -29,7 +29,7 @@ def save_adapter(model: PeftModel, folder: Path, tokenizer: Any = None) -> None:
     state = adapter_state(model)
     if PartialState().is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        # PEFT filters by its own names, so it is handed the gathered tensors under the model's names.
+        # Handed over, or PEFT would save this rank's shards.
         model.save_pretrained(str(folder), state_dict=state, safe_serialization=True)
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))
