@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/python entrypoint.py run --profile cpu --output-dir out/demo --overwrite
 
 test: .venv/ready
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # On a machine with GPUs: the toy model through bf16, NF4 and FSDP2 on the real cards.
 test-gpu: .venv/ready

@@ -4,9 +4,10 @@
     entrypoint.py plan                               # only say what would run
     entrypoint.py run --model-id google/gemma-4-31B-it --dataset rows.jsonl --output-dir out
     entrypoint.py evaluate --adapter out/adapter
+    entrypoint.py merge --output-dir out              # base + adapter of that run -> out/merged
 
 Nothing that is imported here loads torch: `--help` and `plan` are instant. The run itself is
-finetune/worker.py, in the processes that `run` and `evaluate` start.
+finetune/worker.py, in the processes that `run`, `evaluate` and `merge` start.
 """
 
 import os
@@ -18,16 +19,16 @@ from pathlib import Path
 import click
 
 from finetune import __version__, facts, hardware, launch
-from finetune.cli import SettingsCommand, flag_option
+from finetune.cli import COMMANDS, SettingsCommand, flag_option
 from finetune.describe import describe
 from finetune.errors import FinetuneError, UsageError
 from finetune.plan import Plan
 from finetune.request import Request
 from finetune.resolve import draft, resolve
-from finetune.settings import markdown_table
+from finetune.settings import DEFAULTS, markdown_table
 
-PLAN_FILES = {"run": "plan.json", "evaluate": "plan-evaluate.json"}
-"""Where a command leaves its plan in the run directory. Evaluating a run keeps the run's own plan."""
+PLAN_FILES = {"run": "plan.json", "evaluate": "plan-evaluate.json", "merge": "plan-merge.json"}
+"""Where a command leaves its plan in the run directory. Evaluating or merging a run keeps the run's own plan."""
 
 
 class DefaultGroup(click.Group):
@@ -38,7 +39,8 @@ class DefaultGroup(click.Group):
         if first not in (*self.commands, "--help", "-h", "--version"):
             if first and not first.startswith("-"):
                 near = get_close_matches(first, self.commands, 1)
-                hint = f"did you mean {near[0]}?" if near else "the commands are run, plan and evaluate"
+                known = f"the commands are {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"
+                hint = f"did you mean {near[0]}?" if near else known
                 raise UsageError(f"{first}: no such command", hint)
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -87,14 +89,36 @@ def plan(request: Request, hf_token: str | None, json: bool) -> None:
 )
 def evaluate(request: Request, hf_token: str | None, dry_run: bool) -> None:
     """Score a model, with or without an adapter, on --eval-size rows of a split."""
-    base = facts.adapter_base(Path(request.adapter)) if request.adapter else None
-    _start(replace(request, command="evaluate", adapter_base=base), hf_token, dry_run)
+    asked = replace(request, command="evaluate")
+    _start(_as_trained(asked, Path(request.adapter)) if request.adapter else asked, hf_token, dry_run)
+
+
+@cli.command(
+    cls=SettingsCommand,
+    short_help="Make one model of a run's base and adapter.",
+    extra=[flag_option("adapter", "Adapter folder (default: the adapter of the run in --output-dir)"), DRY_RUN],
+)
+def merge(request: Request, hf_token: str | None, dry_run: bool) -> None:
+    """Write base + adapter of an earlier run as one model to --output-dir/merged, check it, and hand it on.
+
+    What the run was told holds here too: its model, task and hub repository.
+    """
+    given = request.given["output_dir"].value if "output_dir" in request.given else DEFAULTS["output_dir"]
+    adapter = Path(request.adapter or Path(given).expanduser() / "adapter")
+    _start(_as_trained(replace(request, command="merge", adapter=str(adapter)), adapter), hf_token, dry_run)
 
 
 @cli.command(hidden=True)
 def flags() -> None:
     """Print the table of flags for README.md."""
     click.echo(markdown_table(), nl=False)
+
+
+def _as_trained(request: Request, adapter: Path) -> Request:
+    """The request, with what the adapter's own run was told where its plan is still there."""
+    settings = facts.adapter_settings(adapter)
+    base = settings.get("model_id") or facts.adapter_base(adapter)
+    return replace(request, adapter_base=base, adapter_settings=settings)
 
 
 def _plan(request: Request, hf_token: str | None) -> Plan:

@@ -9,7 +9,7 @@ generation prompt with an empty thought channel that their finished turns do not
 disagree, and a model trained on one is asked with the other.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from finetune.errors import ModelError
@@ -17,6 +17,8 @@ from finetune.tasks.base import Example
 
 END_OF_TURN_TOKEN = "<turn|>"
 END_OF_TURN = END_OF_TURN_TOKEN + "\n"
+IMAGE_TOKEN = "<|image|>"
+"""Where an image stands in rendered text. The processor puts the image's own number of tokens in its place."""
 
 
 class ChatTemplate(Protocol):
@@ -36,8 +38,14 @@ class Rendered:
 
 
 def render(template: ChatTemplate, example: Example) -> Rendered:
-    """Render one example with the model's own chat template, thinking off. Text in, text out."""
-    messages = [{"role": message.role, "content": message.content} for message in example.prompt]
+    """Render one example with the model's own chat template, thinking off. Text in, text out.
+
+    Images are one placeholder each, in front of the text of the last turn.
+    """
+    messages: list[dict[str, Any]] = [asdict(message) for message in example.prompt]
+    if example.images:
+        text = {"type": "text", "text": messages[-1]["content"]}
+        messages[-1]["content"] = [*({"type": "image"} for _ in example.images), text]
     prompt = template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
     return Rendered(str(prompt), example.answer.strip() + END_OF_TURN)
 
@@ -64,4 +72,16 @@ def check_template(template: ChatTemplate) -> None:
         raise ModelError(
             "the chat template's generation prompt does not continue the chat it answers",
             "use the chat template that came with Gemma 4",
+        )
+
+
+def check_image_template(template: ChatTemplate) -> None:
+    """Raise ModelError unless the chat template puts an image in front of the text that comes after it."""
+    parts = [{"type": "image"}, {"type": "text", "text": "probe-question"}]
+    asked = str(template.apply_chat_template([{"role": "user", "content": parts}], tokenize=False))
+    before, _, after = asked.partition(IMAGE_TOKEN)
+    if "probe-question" in before or "probe-question" not in after or IMAGE_TOKEN in after:
+        raise ModelError(
+            f"the chat template does not write {IMAGE_TOKEN} in front of the text for an image",
+            "use the chat template that came with Gemma 4, or choose a task without images",
         )

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from finetune.errors import TrainingError
+from finetune.reader import Reader
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
@@ -21,8 +22,9 @@ def adapter_state(model: PeftModel) -> dict[str, Any]:
     return dict(get_peft_model_state_dict(model, state_dict=trainable)) if trainable else {}
 
 
-def save_adapter(model: PeftModel, folder: Path, tokenizer: Any = None) -> None:
-    """Write adapter_config.json and adapter_model.safetensors (and the tokenizer), on rank 0; every rank must call it.
+def save_adapter(model: PeftModel, folder: Path, reader: Reader | None = None) -> None:
+    """Write adapter_config.json and adapter_model.safetensors (and the reader's files), on rank 0; every rank must
+    call it.
 
     Raises TrainingError if the file does not hold a whole tensor for every adapted module.
     """
@@ -31,8 +33,8 @@ def save_adapter(model: PeftModel, folder: Path, tokenizer: Any = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Handed over, or PEFT would save this rank's shards.
         model.save_pretrained(str(folder), state_dict=state, safe_serialization=True)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(str(folder))
+        if reader is not None:
+            reader.save(folder)
         _check_complete(model, folder / ADAPTER_FILE)
     PartialState().wait_for_everyone()
 

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError
 from finetune.facts import Facts
 from finetune.fit import size_of
 from finetune.hardware import Machine
 from finetune.request import Request
+from finetune.tasks import TASKS
 
 HUB_REPO = re.compile(r"([\w.-]+/)?[\w.-]+")
 
@@ -45,6 +47,8 @@ def find_problems(run: Proposal) -> list[FinetuneError]:
             f"{values['output_dir']} holds the results of an earlier run",
             "write another --output-dir, or add --overwrite to replace them",
         )
+    if run.request.command == "merge":
+        problems += _merge_problems(run)
     if values["attn_implementation"] == "flash_attention_2":
         wrong(
             "attn_implementation",
@@ -97,19 +101,58 @@ def find_notes(run: Proposal) -> list[str]:
             "max_steps" in given and "num_train_epochs" in given,
             f"max_steps {values['max_steps']} ends training, whatever num_train_epochs says",
         ),
-        ("hub_repo" in given and not values["push_to_hub"], "hub_repo has no effect without push_to_hub"),
         (_replaces_results(run), f"{values['output_dir']} holds earlier results: a run there needs --overwrite"),
-        (values["trust_remote"], "trust_remote: code from the model's repository will run here"),
+        (
+            values["dataset"] == EMBEDDED and values["model_id"] != EMBEDDED and "dataset" not in given,
+            "on a CPU, with no data set named, the embedded rows are used to try things out; "
+            f"for the task's own, write --dataset {TASKS[values['task']].SOURCE.dataset}",
+        ),
+        (
+            not TASKS[values["task"]].IMAGES and bool({"image_column", "label_column"} & given.keys()),
+            f"image_column and label_column have no effect: {values['task']} has no images",
+        ),
+        (
+            _has_experts(run),
+            "the fused experts are no linear layers: LoRA does not adapt them"
+            + (", and NF4 leaves them in bf16, so it saves little memory" if values["quantization"] == "nf4" else ""),
+        ),
         (
             _too_large(run),
             f"the model needs about {_fp32_gib(run):.0f} GiB of RAM in fp32; there are {run.machine.ram_gib}",
         ),
-        (
-            bool(run.request.adapter_base) and "model_id" in given and run.request.adapter_base != values["model_id"],
-            f"the adapter was trained on {run.request.adapter_base}, not on {values['model_id']}",
-        ),
     )
-    return [*run.facts.notes, *(note for applies, note in table if applies)]
+    return [*run.facts.notes, *(note for applies, note in table if applies), *find_merge_notes(run)]
+
+
+def find_merge_notes(run: Proposal) -> list[str]:
+    """The notes that concern a merge as well as a run."""
+    values, given, base = run.values, run.request.given, run.request.adapter_base
+    other = bool(base) and "model_id" in given and base != values["model_id"]
+    table = (
+        ("hub_repo" in given and not values["push_to_hub"], "hub_repo has no effect without push_to_hub"),
+        (values["trust_remote"], "trust_remote: code from the model's repository will run here"),
+        (other, f"the adapter was trained on {base}, not on {values['model_id']}"),
+    )
+    return [note for applies, note in table if applies]
+
+
+def _merge_problems(run: Proposal) -> list[FinetuneError]:
+    given, where, out = run.request.given, run.request.where, run.values["output_dir"]
+    problems: list[FinetuneError] = []
+    if "merge" in given and not given["merge"].value:
+        problems.append(UsageError(f"{where('merge')}: the command is to merge", "leave it out"))
+    if run.facts.has_merged and not run.values["overwrite"] and not run.request.what_if:
+        hint = "add --overwrite to replace it, or write another --output-dir (with --adapter)"
+        problems.append(UsageError(f"{where('output_dir')}: {out} holds a merged model already", hint))
+    there = not any(trouble.setting == "adapter" for trouble in run.facts.troubles)
+    if there and not run.request.adapter_base and "model_id" not in given:
+        message = f"--model-id: {run.facts.adapter} does not say what it was trained on"
+        problems.append(UsageError(message, "write the base model: --model-id google/gemma-4-31B-it, for example"))
+    return problems
+
+
+def _has_experts(run: Proposal) -> bool:
+    return bool(((run.facts.model.config or {}).get("text_config") or {}).get("enable_moe_block"))
 
 
 def _replaces_results(run: Proposal) -> bool:

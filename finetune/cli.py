@@ -19,8 +19,14 @@ from finetune.settings import DEFAULTS, GROUPS, OPTIONS, flag, kind
 from finetune.tasks.base import Split
 
 SPLITS: tuple[Split, ...] = ("test", "train")
-COMMANDS = ("run", "plan", "evaluate")
-ELSEWHERE = {"--adapter": "evaluate", "--split": "evaluate", "--json": "plan", "--plan": "run", "--dry-run": "run"}
+COMMANDS = ("run", "plan", "evaluate", "merge")
+ELSEWHERE = {
+    "--adapter": "evaluate, merge",
+    "--split": "evaluate",
+    "--json": "plan",
+    "--plan": "run",
+    "--dry-run": "run",
+}
 """Flags that only some commands have, and a command that has each."""
 TOKEN_WARNING = "warning: --hf-token can be read in the machine's list of processes; set HF_TOKEN instead"
 HELP_WIDTH = 100
@@ -136,7 +142,7 @@ class SettingsCommand(click.Command):
             elif not after_unknown:
                 hint = (
                     f"a command comes first: entrypoint.py {token} ..."
-                    if token in ("run", "plan", "evaluate")
+                    if token in COMMANDS
                     else "a value follows its flag: --dataset rows.jsonl"
                 )
                 problems.append(UsageError(f"{token}: not expected here", hint))

@@ -12,12 +12,13 @@ from finetune.tasks import TASKS
 WIDTH = 100
 INDENT = 14
 BY_USER = ("flag", "env", "config")
+TITLES = {"run": "fine-tune"}
 SHOWN_ELSEWHERE = ("task", "model_id", "dataset", "output_dir")
 
 
 def describe(plan: Plan, plan_path: str = "plan.json") -> str:
     """What the plan does and why, section by section; then the values that are not the defaults."""
-    lines = [f"gemma4-finetune: {'fine-tune' if plan.command == 'run' else 'evaluate'}, task {plan.settings.task}", ""]
+    lines = [f"gemma4-finetune: {TITLES.get(plan.command, plan.command)}, task {plan.settings.task}", ""]
     for title, text in _sections(plan, plan_path):
         lines += _block(title, text)
     lines += ["", "settings that differ from the defaults (value, from where):"]
@@ -31,8 +32,9 @@ def _sections(plan: Plan, plan_path: str) -> Iterator[tuple[str, str]]:
     if plan.command == "run":
         yield "trains", _trains(plan)
         yield "batch", _batch(plan)
-    yield "data", _data(plan)
-    yield "measures", _measures(plan)
+    if plan.command != "merge":
+        yield "data", _data(plan)
+        yield "measures", _measures(plan)
     yield "leaves", _leaves(plan)
     yield "launch", " ".join(command(plan, plan_path, "python"))
     for note in plan.notes:
@@ -59,6 +61,8 @@ def _machine(plan: Plan) -> str:
 
 
 def _model(plan: Plan) -> str:
+    if plan.command == "merge":
+        return f"{plan.settings.model_id}, in its own precision, and the adapter {plan.adapter_path}"
     precision = "NF4" if plan.settings.quantization == "nf4" else "bf16" if plan.launch.bf16 else "fp32"
     processes = plan.launch.num_processes
     where = (
@@ -119,15 +123,16 @@ def _measures(plan: Plan) -> str:
 def _leaves(plan: Plan) -> str:
     settings = plan.settings
     also = (
-        ("a merged model", settings.merge),
-        (f"metrics in {settings.results_file}", settings.results_file),
+        ("a merged model", settings.merge and plan.command == "run"),
+        (f"metrics in {settings.results_file}", settings.results_file and plan.command == "run"),
         ("the adapter on the hub", settings.push_to_hub),
         (f"a copy in {settings.gcs_output_path}", settings.gcs_output_path),
     )
     what = "report.html, metrics.json, predictions"
     if plan.command == "run":
         what = f"adapter, {what}"
-    return ", ".join([f"{plan.run_dir}/: {what}", *(text for text, wanted in also if wanted)])
+    left = [f"{plan.run_dir}/merged/: the model"] if plan.command == "merge" else [f"{plan.run_dir}/: {what}"]
+    return ", ".join([*left, *(text for text, wanted in also if wanted)])
 
 
 def _settings(plan: Plan) -> list[str]:
@@ -136,7 +141,8 @@ def _settings(plan: Plan) -> list[str]:
     cells = [
         f"{name} {_value(values[name])} ({plan.sources[name]})"
         for name in OPTIONS
-        if name not in SHOWN_ELSEWHERE and (plan.sources[name] in BY_USER or values[name] != DEFAULTS[name])
+        if name not in SHOWN_ELSEWHERE
+        and (plan.sources[name] in BY_USER or (values[name] != DEFAULTS[name] and plan.command != "merge"))
     ]
     half = (len(cells) + 1) // 2
     width = max((len(cell) for cell in cells[:half]), default=0) + 3

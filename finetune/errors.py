@@ -48,6 +48,12 @@ class TrainingError(FinetuneError, RuntimeError):
     exit_code = 6
 
 
+class DeliveryError(FinetuneError, RuntimeError):
+    """Results that could not be handed on, to the hub or to a bucket. They are safe where they are."""
+
+    exit_code = 7
+
+
 class UsageErrors(UsageError):
     """Several mistakes of one command, told together."""
 

@@ -16,6 +16,8 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from finetune.chat import END_OF_TURN_TOKEN
+from finetune.data import Prompts
+from finetune.reader import Reader
 
 
 def batches(lengths: Sequence[int], batch_size: int, world_size: int) -> list[list[int]]:
@@ -28,18 +30,15 @@ def batches(lengths: Sequence[int], batch_size: int, world_size: int) -> list[li
 
 def generate(
     model: Any,
-    tokenizer: Any,
-    prompts: Sequence[Sequence[int]],
+    reader: Reader,
+    prompts: Prompts,
     *,
     batch_size: int,
     max_new_tokens: int,
     label: str,
 ) -> list[str]:
-    """One completion a prompt, in the prompts' order, the same list on every rank.
-
-    `prompts` are token ids, generation prompt included. Returned text has no special tokens.
-    """
-    state = PartialState()
+    """One completion a prompt, in the prompts' order, the same list on every rank. It has no special tokens."""
+    state, tokenizer = PartialState(), reader.tokenizer
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max_new_tokens,
@@ -49,35 +48,36 @@ def generate(
     training = model.training
     model.eval()
     answers: list[tuple[int, str]] = []
-    mine = batches([len(prompt) for prompt in prompts], batch_size, state.num_processes)[
-        state.process_index :: state.num_processes
-    ]
+    lengths = [len(ids) for ids in prompts.ids]
+    shortest = min(range(len(prompts)), key=lengths.__getitem__)
+    mine = batches(lengths, batch_size, state.num_processes)[state.process_index :: state.num_processes]
     # Not inference_mode: FSDP2 would keep tensors made here, and they could not take part in training.
     with torch.no_grad():
         for batch in _progress(mine, label, len(prompts), state):
             # A rank without rows left answers the shortest prompt again: under FSDP2 it must keep step.
-            rows = [prompts[index] for index in batch] or [min(prompts, key=len)]
-            texts = _answer(model, tokenizer, rows, config)
+            texts = _answer(model, reader, prompts, batch or [shortest], config)
             answers.extend(zip(batch, texts, strict=False))
     model.train(training)
     gathered: dict[int, str] = dict(gather_object(answers))
     return [gathered[index] for index in range(len(prompts))]
 
 
-def _answer(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], config: GenerationConfig) -> list[str]:
+def _answer(model: Any, reader: Reader, prompts: Prompts, places: Sequence[int], config: GenerationConfig) -> list[str]:
+    rows = [prompts.ids[place] for place in places]
     width = max(len(row) for row in rows)
-    padded = [[tokenizer.pad_token_id] * (width - len(row)) + list(row) for row in rows]
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    ids = torch.tensor([[reader.tokenizer.pad_token_id] * (width - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    pixels = reader.pixels([picture for place in places for picture in prompts.pictures[place]])
+    inputs = {"input_ids": ids, "attention_mask": mask, **reader.token_types(ids), **pixels}
     device = PartialState().device
     output = model.generate(
-        input_ids=torch.tensor(padded, device=device),
-        attention_mask=torch.tensor(mask, device=device),
+        **{name: value.to(device) for name, value in inputs.items()},
         generation_config=config,
         # Every rank must take part in every layer's gathering until the last one has finished its answers.
         # transformers sees that by itself only for models that it has sharded itself.
         synced_gpus=isinstance(model, FSDPModule),
     )
-    texts: list[str] = tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+    texts: list[str] = reader.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
     return texts
 
 

@@ -1,71 +1,136 @@
 """What happens to the results after training: merged model, hub, bucket, results file.
 
 Training is finished by then, and its adapter is on disk: a failed delivery is told, with what to run to
-repeat it, and never fails the run.
+repeat it, and never fails the run. The command `merge` does the same for an earlier run, and does fail.
 """
 
+import shlex
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import torch
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
-from peft import PeftModel
-from transformers import AutoModelForMultimodalLM, AutoProcessor
+import yaml
 
-from finetune.model import source
+from finetune import bucket, hub
+from finetune.errors import DeliveryError, FinetuneError, ModelError
+from finetune.facts import HUB_ID
+from finetune.merge import base_folder, is_finished, merge
+from finetune.merge_check import compare
 from finetune.plan import Plan
 from finetune.settings import Settings
 
 Say = Callable[[str], None]
+CARD = "README.md"
 
 
 def deliver(plan: Plan, run_dir: Path, say: Say) -> None:
     """Do what the settings ask for, one after the other. On the main process only."""
-    settings = plan.settings
+    settings, adapter = plan.settings, run_dir / "adapter"
     if settings.results_file:
-        target = Path(settings.results_file)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run_dir / "metrics.json", target)
+        try:
+            target = Path(settings.results_file)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(run_dir / "metrics.json", target)
+        except OSError as error:
+            say(f"warning: {settings.results_file} was not written: {error.strerror}")
+            say(f"  hint: the same is in {run_dir / 'metrics.json'}")
+    merged = None
     if settings.merge:
-        say(f"> merging base and adapter into {run_dir / 'merged'}")
-        merge(settings, run_dir / "adapter", run_dir / "merged")
+        try:
+            merged = run_dir / "merged" if merge_adapter(plan, adapter, say) else None
+        except FinetuneError as error:
+            again = shlex.join(["entrypoint.py", "merge", "--output-dir", str(run_dir), "--overwrite"])
+            say(f"warning: not merged: {error.message}\n  hint: {error.hint}; merge again with `{again}`")
+    for failure in _hand_on(plan, adapter, merged, say):
+        say(f"warning: {failure.message}\n  hint: {failure.hint}")
+
+
+def merge_run(plan: Plan, say: Say) -> None:
+    """The command `merge`: do for an earlier run what --merge, --push-to-hub and --gcs-output-path do at a run's end.
+
+    Raises ModelError if the adapter cannot be merged or the merged model is not base + adapter, and DeliveryError
+    if it could not be handed on.
+    """
+    adapter = Path(plan.adapter_path or plan.run_dir / "adapter")
+    if not merge_adapter(plan, adapter, say):
+        raise ModelError(
+            f"{plan.run_dir / 'merged'} is not clearly base + adapter: see above",
+            "use the adapter as it is, with PEFT, or train longer",
+        )
+    failures = _hand_on(plan, adapter, plan.run_dir / "merged", say)
+    if failures:
+        raise DeliveryError(
+            "; ".join(failure.message for failure in failures), "\n  hint: ".join(failure.hint for failure in failures)
+        )
+
+
+def merge_adapter(plan: Plan, adapter: Path, say: Say) -> bool:
+    """Write base + adapter to run_dir/merged, and compare. Returns whether it is clearly that, and says so.
+
+    The base is the one on disk in its own precision, never the 4-bit one in memory. Raises FinetuneError of the
+    kind that fits: a base or an adapter that cannot be merged, or a machine on which it could not be done.
+    """
+    target = plan.run_dir / "merged"
+    say(f"> merging {plan.settings.model_id} and {adapter} into {target}")
+    try:
+        return _merge_and_compare(plan, adapter, target, say)
+    except FinetuneError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # the disk, the memory, what transformers cannot load
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        what = "was written, but could not be compared" if is_finished(target) else "could not be written"
+        raise DeliveryError(f"{target} {what}: {reason}", "the adapter is safe") from error
+
+
+def _merge_and_compare(plan: Plan, adapter: Path, target: Path, say: Say) -> bool:
+    settings = plan.settings
+    base = base_folder(settings.model_id)
+    done = merge(base, adapter, target, trust_remote=settings.trust_remote)
+    (target / CARD).write_text(_card(settings), encoding="utf-8")
+    say(f"  {done.weights} weights changed; keys, dtypes, tokenizer and configuration are the base's")
+    if done.is_base:
+        say("warning: the adapter is all zero, so the merged model is the base")
+        say("  hint: it was never trained: more steps, or a higher --learning-rate")
+        return True
+    found = compare(base, adapter, target, ram_gib=plan.machine.get("ram_gib"), trust_remote=settings.trust_remote)
+    say(f"  {found}")
+    if not found.is_right:
+        say("warning: the merged model is not clearly closer to base + adapter than to the base")
+        say("  hint: the adapter changes about as little as rounding does: use it as it is, or train longer")
+    return found.is_right
+
+
+def _hand_on(plan: Plan, adapter: Path, merged: Path | None, say: Say) -> list[DeliveryError]:
+    """Push and copy what the settings say. Returns what failed; one failure does not stop the others."""
+    settings, run_dir = plan.settings, plan.run_dir
+    tasks: list[Callable[[], None]] = []
     if settings.push_to_hub:
-        _push(settings, run_dir / "adapter", say)
+        uploads = hub.uploads(settings, adapter, merged)
+        tasks += [partial(hub.push, upload, settings.hub_private_repo, say) for upload in uploads]
     if settings.gcs_output_path:
-        _copy_to_bucket(run_dir, settings.gcs_output_path, say)
+        tasks.append(partial(bucket.copy, run_dir, settings.gcs_output_path, say))
+    failures = []
+    for task in tasks:
+        try:
+            task()
+        except DeliveryError as error:
+            failures.append(error)
+    return failures
 
 
-def merge(settings: Settings, adapter: Path, target: Path) -> None:
-    """Write base + adapter as one bf16 model. The base is loaded anew: never merged into 4-bit weights."""
-    origin = source(settings.model_id)
-    base = AutoModelForMultimodalLM.from_pretrained(
-        origin, dtype=torch.bfloat16, device_map={"": "cpu"}, trust_remote_code=settings.trust_remote
+def _card(settings: Settings) -> str:
+    """The merged model's own card: what it is, and where to read how it was made."""
+    is_hub_id = HUB_ID.fullmatch(settings.model_id) and not Path(settings.model_id).exists()
+    front_matter = {
+        **({"base_model": settings.model_id, "base_model_relation": "finetune"} if is_hub_id else {}),
+        "library_name": "transformers",
+        "tags": ["gemma4", "lora", settings.task],
+    }
+    base = f"`{settings.model_id}`" if is_hub_id else "a Gemma 4 kept in a folder"
+    return (
+        f"---\n{yaml.safe_dump(front_matter, sort_keys=False)}---\n\n# {settings.task}: Gemma 4, adapter merged in\n\n"
+        f"This is {base} with a LoRA adapter for {settings.task} merged into its weights, by gemma4-finetune. It loads "
+        "like the base, without PEFT. How it was trained and measured, and the prompt it expects, is in the card of "
+        "the adapter.\n"
     )
-    merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
-    merged.save_pretrained(str(target), safe_serialization=True)
-    AutoProcessor.from_pretrained(origin, trust_remote_code=settings.trust_remote).save_pretrained(str(target))
-
-
-def _push(settings: Settings, adapter: Path, say: Say) -> None:
-    api = HfApi()
-    name = settings.hub_repo or f"{Path(settings.model_id).name}-{settings.task}-lora"
-    try:
-        repository = api.create_repo(name, private=settings.hub_private_repo, exist_ok=True).repo_id
-        url = api.upload_folder(repo_id=repository, folder_path=adapter, commit_message="Add the adapter")
-        say(f"pushed to {url}")
-    except (HfHubHTTPError, OSError) as error:
-        say(f"warning: not pushed to the hub: {str(error).splitlines()[0]}")
-        say(f"  hint: the adapter is safe; push it again with `hf upload {name} {adapter} . --private`")
-
-
-def _copy_to_bucket(run_dir: Path, bucket: str, say: Say) -> None:
-    import gcsfs
-
-    try:
-        gcsfs.GCSFileSystem().put(f"{run_dir}/", bucket.rstrip("/") + "/", recursive=True)
-        say(f"copied to {bucket}")
-    except (OSError, gcsfs.retry.HttpError) as error:
-        say(f"warning: not copied to {bucket}: {str(error).splitlines()[0]}")
-        say(f"  hint: the results are safe; copy them with `gcloud storage cp -r {run_dir} {bucket}`")

@@ -14,15 +14,19 @@ from typing import Any, Literal
 
 from finetune.embedded import EMBEDDED, base_dir
 from finetune.hardware import GIB
-from finetune.samples import check_columns
+from finetune.image_rows import Columns
+from finetune.samples import check_columns, check_images
 from finetune.shapes import KNOWN_CONFIGS, TEXT_LAYER_CLASS
 from finetune.tasks import TASKS
+from finetune.tasks.base import Task
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 WEIGHTS = "*.safetensors"
 RESULTS = ("run.json", "adapter/adapter_model.safetensors")
 """What tells a run directory that is in use."""
+AS_TRAINED = ("task", "model_id", "max_length", "max_new_tokens", "hub_repo", "hub_private_repo")
+"""Settings of a run that matter still when its adapter is evaluated or merged. Trust in code is given anew."""
 WEIGHT_INDEX = "model.safetensors.index.json"
 
 
@@ -56,6 +60,8 @@ class Facts:
     """output_dir and results_file, with ~ written out."""
     has_results: bool = False
     """Whether output_dir holds what an earlier run left."""
+    has_merged: bool = False
+    """Whether it holds a merged model."""
     has_token: bool = False
     adapter: str | None = None
     troubles: tuple[Trouble, ...] = ()
@@ -68,21 +74,24 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
     notes: list[str] = []
     hub = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface").expanduser()
     model = _look_at_model(values["model_id"], hub / "hub", troubles, notes)
-    dataset = _look_at_dataset(values["dataset"], values["task"], troubles, notes)
+    columns = Columns(values["image_column"], values["label_column"])
+    dataset = _look_at_dataset(values["dataset"], TASKS[values["task"]], columns, troubles, notes)
     if adapter is not None:
         _look_at_adapter(Path(adapter), troubles)
     written = {name: values[name] for name in ("output_dir", "results_file") if values[name]}
     outputs = {name: path if "://" in path else str(Path(path).expanduser()) for name, path in written.items()}
     _look_at_outputs(outputs["output_dir"], outputs.get("results_file"), troubles)
     has_results = any((Path(outputs["output_dir"]) / name).exists() for name in RESULTS)
+    has_merged = (Path(outputs["output_dir"]) / "merged" / "config.json").exists()
     token_file = Path(environ.get("HF_TOKEN_PATH") or hub / "token")
     return Facts(
         model,
         dataset,
         outputs,
         has_results,
+        has_merged,
         bool(environ.get("HF_TOKEN")) or token_file.is_file(),
-        str(Path(adapter).absolute()) if adapter is not None else None,
+        str(Path(adapter).resolve()) if adapter is not None else None,
         tuple(troubles),
         tuple(notes),
     )
@@ -95,7 +104,7 @@ def _look_at_model(name: str, hub_cache: Path, troubles: list[Trouble], notes: l
     if path.is_dir():
         if HUB_ID.fullmatch(name):
             notes.append(f"model {name}: the local folder of that name is used, not the hub's model")
-        return _look_in_folder(str(path.absolute()), "folder", path, troubles)
+        return _look_in_folder(str(path.resolve()), "folder", path, troubles)
     if path.is_file():
         found, hint = "is a file", "give the folder that holds config.json, the weights and the tokenizer"
         troubles.append(Trouble("model_id", f"{name} {found}; expected a model's folder or a hub id", hint))
@@ -177,6 +186,16 @@ def adapter_base(folder: Path) -> str | None:
     return EMBEDDED if Path(base) == base_dir() else str(base)
 
 
+def adapter_settings(folder: Path) -> dict[str, Any]:
+    """What the run that left an adapter was told, of the settings in AS_TRAINED. Empty where there is no plan.json."""
+    try:
+        settings = json.loads((folder.parent / "plan.json").read_text(encoding="utf-8"))["settings"]
+        known = {name: settings[name] for name in AS_TRAINED}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return known if known["task"] in TASKS else {}
+
+
 def _look_at_adapter(folder: Path, troubles: list[Trouble]) -> None:
     if not (folder / "adapter_config.json").is_file():
         found = "has no adapter_config.json" if folder.is_dir() else "no such folder"
@@ -189,23 +208,30 @@ def _look_at_adapter(folder: Path, troubles: list[Trouble]) -> None:
         )
 
 
-def _look_at_dataset(name: str, task: str, troubles: list[Trouble], notes: list[str]) -> str:
+def _look_at_dataset(name: str, task: Task, columns: Columns, troubles: list[Trouble], notes: list[str]) -> str:
     path = Path(name).expanduser()
     if name == EMBEDDED:
         return name
     if path.exists():
         if HUB_ID.fullmatch(name):
             notes.append(f"data set {name}: the local one of that name is used, not the hub's")
-        problem = check_columns(path, TASKS[task].COLUMNS, task)
+        problem = _problem(path, task, columns)
         if problem:
-            troubles.append(Trouble("dataset", *problem))
-        return str(path.absolute())
+            other = next((known.NAME for known in TASKS.values() if not _problem(path, known, columns)), None)
+            hint = f"the data fits another task: write --task {other}" if other else problem[1]
+            troubles.append(Trouble("dataset", problem[0], hint))
+        return str(path.resolve())
     if not HUB_ID.fullmatch(name):
         hint = (
             "write a folder with train and test files, a .jsonl, .csv, .json or .parquet file, or a hub id (org/name)"
         )
         troubles.append(Trouble("dataset", f"{name}: no such file or folder", hint))
     return name
+
+
+def _problem(path: Path, task: Task, columns: Columns) -> tuple[str, str] | None:
+    """Why a data set is not what a task needs, as far as a glance can tell."""
+    return check_images(path, columns) if task.IMAGES else check_columns(path, task)
 
 
 def _look_at_outputs(out: str, results: str | None, troubles: list[Trouble]) -> None:

@@ -1,24 +1,25 @@
 """The tokenizer, the base model (bf16, fp32 or NF4) straight onto this rank's device, and its LoRA adapter."""
 
-import os
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForMultimodalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoModelForMultimodalLM, BitsAndBytesConfig
 
-from finetune.chat import check_template
-from finetune.data import check_tokenizer
-from finetune.embedded import EMBEDDED, base_dir
 from finetune.errors import ModelError
 from finetune.plan import Plan
+from finetune.reader import source, unreadable
 from finetune.settings import Settings
 
 TEXT_PROJECTIONS = r".*language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 """The seven projections of a text layer. A bare "q_proj" would also match the vision tower, whose
 projections are Gemma4ClippableLinear and no Linear."""
+UNADAPTED = r".*(\.router\.|audio_tower|embed_audio).*"
+"""What all-linear leaves out: the routers of experts, where a small change sends tokens elsewhere, and what hears,
+since no task has sound."""
 PARTS = {"vision": ("vision_tower", "embed_vision"), "audio": ("audio_tower", "embed_audio")}
 """Parts of the model other than text, by words in a module's path."""
 
@@ -33,22 +34,6 @@ class ModelRecord:
     adapted_modules: int
     adapted_by_part: dict[str, int]
     dtypes: dict[str, dict[str, int]]
-
-
-def source(model_id: str) -> str:
-    """Where from_pretrained finds the model: 'embedded' is a folder of this package."""
-    return str(base_dir()) if model_id == EMBEDDED else model_id
-
-
-def load_tokenizer(settings: Settings) -> Any:
-    """The model's tokenizer, checked: Gemma 4 turns, BOS and end of turn. Raises ModelError."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source(settings.model_id), trust_remote_code=settings.trust_remote)
-    except (OSError, ValueError) as error:  # ValueError: files that are there, but are no model
-        raise _unreadable(settings.model_id, error) from error
-    check_tokenizer(tokenizer)
-    check_template(tokenizer)
-    return tokenizer
 
 
 def load_base(plan: Plan, device: torch.device) -> Any:
@@ -72,23 +57,15 @@ def load_base(plan: Plan, device: torch.device) -> Any:
             source(settings.model_id),
             dtype=dtype,
             device_map={"": device},
-            attn_implementation=settings.attn_implementation,
+            # By part: the audio tower of E2B and E4B has no other kernel than its own, and refuses to load with one.
+            attn_implementation=dict.fromkeys(("text_config", "vision_config"), settings.attn_implementation),
             quantization_config=quantization,
             trust_remote_code=settings.trust_remote,
         )
     except (OSError, ValueError) as error:  # ValueError: files that are there, but are no model
-        raise _unreadable(settings.model_id, error) from error
+        raise unreadable(settings.model_id, error) from error
     model.requires_grad_(False)
     return model
-
-
-def _unreadable(model_id: str, error: Exception) -> ModelError:
-    offline = os.environ.get("HF_HUB_OFFLINE") == "1"
-    return ModelError(
-        f"--model-id {model_id}: cannot be loaded: {str(error).strip().splitlines()[0]}",
-        "give a local folder, or check the name, HF_TOKEN and the licence on the hub"
-        + ("; HF_HUB_OFFLINE=1 is set" if offline else ""),
-    )
 
 
 def add_lora(model: Any, settings: Settings) -> PeftModel:
@@ -98,10 +75,15 @@ def add_lora(model: Any, settings: Settings) -> PeftModel:
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
         target_modules=TEXT_PROJECTIONS if settings.lora_targets == "text" else "all-linear",
+        exclude_modules=UNADAPTED if settings.lora_targets == "all-linear" and _has(model, UNADAPTED) else None,
         task_type="CAUSAL_LM",
     )
     torch.manual_seed(settings.seed)
     return get_peft_model(model, config)
+
+
+def _has(model: Any, pattern: str) -> bool:
+    return any(re.fullmatch(pattern, name) for name, _ in model.named_modules())
 
 
 def load_adapter(model: Any, adapter: str) -> PeftModel:

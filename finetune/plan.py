@@ -17,7 +17,7 @@ from finetune.hardware import Gpu, Machine
 from finetune.settings import Settings
 
 Source = Literal["default", "profile", "task", "model", "adapter", "config", "env", "flag"]
-"""Where a value comes from. `model`: what the embedded toy model wants; `adapter`: the base that it was trained on."""
+"""Where a value comes from. `model`: what the embedded toy model wants; `adapter`: what it was trained with."""
 FORMAT = 1
 """Version of plan.json."""
 
@@ -44,7 +44,7 @@ class Launch:
 class Plan:
     """Everything the worker needs. `adapter` and `machine` are for people and for run.json."""
 
-    command: Literal["run", "evaluate"]
+    command: Literal["run", "evaluate", "merge"]
     settings: Settings
     sources: Mapping[str, Source]
     profile: str
@@ -56,7 +56,7 @@ class Plan:
     adapter: Mapping[str, Any] | None = None
     """What LoRA adds: `modules` and `parameters`, each by part of the model. None where that is not known yet."""
     adapter_path: str | None = None
-    """evaluate only: the adapter to load on top of the model."""
+    """evaluate and merge: the adapter to load on top of the model."""
     split: Literal["train", "test"] = "test"
     """evaluate only: the rows to score."""
     format: int = FORMAT
@@ -72,7 +72,7 @@ class Plan:
     def run_dir(self) -> Path:
         """Where the results go. An evaluation keeps to a folder of its own, so that a run's results survive it."""
         out = Path(self.settings.output_dir)
-        return out if self.command == "run" else out / f"evaluation-{self.split}"
+        return out / f"evaluation-{self.split}" if self.command == "evaluate" else out
 
     def to_json(self) -> str:
         """The text of plan.json."""

@@ -44,6 +44,8 @@ QLORA: Mapping[str, Any] = {
     "weight_decay": 0.01,
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 16,
+    "logging_steps": 1,
+    "save_steps": 25,
 }
 """NF4 QLoRA, as published for one RTX PRO 6000."""
 
@@ -65,8 +67,21 @@ EMBEDDED_MODEL: Mapping[str, Any] = {
     "logging_steps": 20,
 }
 """What the embedded toy model is trained with, on any machine: it has a thousandth of a real one's parameters."""
-EMBEDDED_DATA: Mapping[str, Any] = {"train_size": 2000, "max_length": 512}
-"""The embedded data set is generated: it has as many rows as are asked for."""
+EMBEDDED_TASKS: Mapping[str, Mapping[str, Any]] = {
+    "pets": {
+        "lora_r": 64,
+        "lora_alpha": 64,
+        "per_device_train_batch_size": 8,
+        "max_new_tokens": 16,
+        "logging_steps": 10,
+    }
+}
+"""What is different for a task: the toy's vision tower is random, and has everything to learn."""
+EMBEDDED_DATA: Mapping[str, Mapping[str, Any]] = {
+    "text-to-sql": {"train_size": 2000, "max_length": 512},
+    "pets": {"train_size": 900, "max_length": 512, "eval_size": 120},
+}
+"""The embedded data sets are generated: they have as many rows as are asked for."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +123,9 @@ PROFILES: tuple[Profile, ...] = (
     ),
     Profile(
         "rtx-pro-6000",
-        "1 x RTX PRO 6000: NF4 QLoRA of the 31B on one GPU",
+        "1 x RTX PRO 6000: NF4 QLoRA of the 31B on one GPU, on photos of pets",
         "gpu1.yaml",
-        {**QLORA, "model_id": "google/gemma-4-31B-it"},
+        {**QLORA, "task": "pets", "model_id": "google/gemma-4-31B-it"},
         gpu="RTX PRO 6000",
         min_gpus=1,
         max_gpus=1,
@@ -142,6 +157,7 @@ PROFILES: tuple[Profile, ...] = (
         {
             **LORA,
             "model_id": EMBEDDED,
+            "dataset": EMBEDDED,
             "per_device_train_batch_size": 1,
             "gradient_accumulation_steps": 16,
             "eval_size": 20,

@@ -1,7 +1,8 @@
 """What a run leaves behind, as plain files: run.json, metrics.json and predictions-before/after.jsonl.
 
-Everything else that tells of a run is made from these files alone, and can be made again: report.html
-(report_html.py), the adapter's model card and the lines on the terminal at the end (report_text.py).
+For a task with images there are small ones of a few rows, too (report_images.py). Everything else that tells of a
+run is made from these files alone, and can be made again: report.html (report_html.py), the adapter's model card and
+the lines on the terminal at the end (report_text.py).
 """
 
 import json
@@ -15,24 +16,31 @@ from typing import Any
 
 from finetune.errors import DataError
 from finetune.tasks import TASKS
-from finetune.tasks.base import Example, Score
+from finetune.tasks.base import Confusion, Example, Score
+from finetune.tasks.class_tally import tally
 
 FORMAT = 1
 """Version of run.json."""
 SIDES = ("before", "after")
+CLASSES = "classes.json"
+"""In the adapter's folder: the classes that the prompt names, in its order."""
 Z_95 = 1.959963984540054
 """97.5 % quantile of the standard normal distribution."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """A run directory, read. `before` and `after` are the rows of the predictions files, empty if not measured."""
+    """A run directory, read. `before` and `after` are the rows of the predictions files, empty if not measured.
+
+    `classes` are those that the prompt names, () for a task without.
+    """
 
     directory: Path
     run: dict[str, Any]
     metrics: dict[str, Any]
     before: list[dict[str, Any]]
     after: list[dict[str, Any]]
+    classes: tuple[str, ...] = ()
 
 
 def interval(value: float, total: int) -> tuple[float, float]:
@@ -63,7 +71,35 @@ def metrics_record(task_name: str, split: str, score_before: Score | None, score
         "success": task.VERDICTS[0],
         "unscorable": task.UNSCORABLE,
         "verdicts": {side: _count_verdicts(task.VERDICTS, score) if score else None for side, score in scores.items()},
+        **_class_records(scores),
     }
+
+
+def _class_records(scores: Mapping[str, Score | None]) -> dict[str, Any]:
+    """For a task with classes: which was taken for which, and how each fared. Pairs that never came are left out."""
+    found = {side: score.confusion if score else None for side, score in scores.items()}
+    first = next((confusion for confusion in found.values() if confusion), None)
+    if first is None:
+        return {}
+    return {
+        "classes": list(first.classes),
+        "others": list(first.others),
+        "confusion": {side: _pairs(confusion) if confusion else None for side, confusion in found.items()},
+        "per_class": {side: _by_class(confusion) if confusion else None for side, confusion in found.items()},
+    }
+
+
+def _pairs(confusion: Confusion) -> list[dict[str, Any]]:
+    place = {name: index for index, name in enumerate((*confusion.classes, *confusion.others))}
+    pairs = sorted(confusion.counts.items(), key=lambda item: (place[item[0][0]], place[item[0][1]]))
+    return [{"expected": expected, "answered": answered, "rows": rows} for (expected, answered), rows in pairs]
+
+
+def _by_class(confusion: Confusion) -> list[dict[str, Any]]:
+    return [
+        {"class": name, "rows": one.rows, "precision": one.precision, "recall": one.recall, "f1": one.f1}
+        for name, one in tally(confusion).items()
+    ]
 
 
 def _metric_values(score: Score) -> dict[str, dict[str, float]]:
@@ -107,7 +143,7 @@ def write_predictions(path: Path, examples: Sequence[Example], completions: Sequ
         record = {
             "row": example.row,
             "prompt": [{"role": message.role, "content": message.content} for message in example.prompt],
-            "images": len(example.images),
+            "images": [picture.name for picture in example.images],
             "context": dict(example.context),
             "answer": example.answer,
             "completion": completion,
@@ -144,18 +180,20 @@ def read_results(run_dir: Path) -> Results:
         run["plan"]["settings"]["task"], "test", None, None
     )
     before, after = (_read_lines(run_dir / f"predictions-{side}.jsonl") for side in SIDES)
-    return Results(run_dir, run, metrics, before, after)
+    # What was not measured is not in metrics.json.
+    classes = metrics.get("classes") or _read_json(run_dir / "adapter" / CLASSES, list) or ()
+    return Results(run_dir, run, metrics, before, after, tuple(classes))
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path, kind: type = dict) -> Any:
     if not path.exists():
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}", "a run writes it whole: was it edited?") from error
-    if not isinstance(data, dict):
-        raise DataError(f"{path} holds a {type(data).__name__}, expected an object", "was it edited?")
+    if not isinstance(data, kind):
+        raise DataError(f"{path} holds a {type(data).__name__}, expected a {kind.__name__}", "was it edited?")
     return data
 
 

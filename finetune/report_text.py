@@ -1,14 +1,9 @@
-"""A run in words: the lines on the terminal at its end, and the model card in adapter/README.md.
-
-Also how numbers are written, the same in every report.
-"""
+"""A run in words: the lines on the terminal at its end, and the model card in adapter/README.md."""
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select
 
 from finetune.embedded import EMBEDDED
 from finetune.report import SIDES, Results, read_results, write_text
+from finetune.report_numbers import NO_VALUE, change, day, duration, label, machine, percent, signed, value
 from finetune.tasks import TASKS
-from finetune.tasks.base import Task, Unusable
+from finetune.tasks.base import Example, Task
 
 HYPER_PARAMETERS = (
     "quantization",
@@ -41,8 +37,7 @@ HYPER_PARAMETERS = (
     "seed",
 )
 """The settings that made the adapter what it is, for the card."""
-SPELLINGS = {"sql": "SQL", "f1": "F1", "lora": "LoRA"}
-NO_VALUE = "–"
+WEAKEST = 5
 
 
 @dataclass(frozen=True)
@@ -82,6 +77,7 @@ def markdown_summary(run_dir: Path) -> str:
     places = (("report", "report.html"), ("metrics", "metrics.json"), ("adapter", "adapter"))
     parts = [
         metrics_table(results.metrics),
+        weakest_classes(results.metrics),
         " · ".join(f"{stage} {duration(seconds)}" for stage, seconds in results.run["seconds"].items()),
         "\n".join(f"{name:<8} {run_dir / file}" for name, file in places if (run_dir / file).exists()),
     ]
@@ -104,9 +100,18 @@ def metrics_table(metrics: Mapping[str, Any]) -> str:
     return "\n".join([table[0], rule, *table[1:], "", note])
 
 
+def weakest_classes(metrics: Mapping[str, Any]) -> str:
+    """The few classes told least well at the last measurement, "" where there are no classes or all are perfect."""
+    sides = metrics.get("per_class", {})
+    last = sides.get("after") or sides.get("before") or []
+    weak = sorted((one for one in last if one["f1"] is not None and one["f1"] < 1), key=lambda one: float(one["f1"]))
+    shown = ", ".join(f"{one['class']} {percent(one['f1'])}" for one in weak[:WEAKEST])
+    return f"Weakest of {len(last)} classes (F1): {shown}" if weak else ""
+
+
 def over(metrics: Mapping[str, Any]) -> str:
     """What the numbers are over: 200 rows of the test split, 8 of them unscorable."""
-    counts = [side[metrics["unscorable"]] for side in metrics["verdicts"].values() if side]
+    counts = [side.get(metrics["unscorable"], 0) for side in metrics["verdicts"].values() if side]
     left_out = f", {max(counts):,} of them unscorable" if any(counts) else ""
     return f"{metrics['rows']:,} rows of the {metrics['split']} split{left_out}"
 
@@ -121,13 +126,12 @@ def card(results: Results) -> str:
     run, settings = results.run, results.run["plan"]["settings"]
     task, base, dataset = TASKS[settings["task"]], settings["model_id"], run["data"]["source"]
     is_toy = base == EMBEDDED
-    takes_images = any(row["images"] for row in results.before + results.after)
     front_matter = {
         # The hub refuses a card that names a folder as its base model, and a folder's path is private.
         "base_model": base if is_hub_id(base) else None,
         "base_model_relation": "adapter" if is_hub_id(base) else None,
         "library_name": "peft",
-        "pipeline_tag": "image-text-to-text" if takes_images else "text-generation",
+        "pipeline_tag": "image-text-to-text" if task.IMAGES else "text-generation",
         "datasets": [dataset] if is_hub_id(dataset) else None,
         "tags": ["gemma4", "lora", "transformers", task.NAME],
     }
@@ -144,8 +148,8 @@ def card(results: Results) -> str:
         trained_text=_trained_text(run),
         settings=[(label(name), value(settings[name])) for name in HYPER_PARAMETERS if settings[name] is not None],
         processes=run["plan"]["launch"]["num_processes"],
-        reader="AutoProcessor" if takes_images else "AutoTokenizer",
-        messages=json.dumps(_prompt_form(task), indent=4, ensure_ascii=False),
+        reader="AutoProcessor" if task.IMAGES else "AutoTokenizer",
+        messages=_messages(task, results.classes),
         max_new_tokens=settings["max_new_tokens"],
         versions=", ".join(f"{name} {number}" for name, number in run["versions"].items()),
     )
@@ -163,12 +167,19 @@ def _trained_text(run: Mapping[str, Any]) -> str:
     )
 
 
-def _prompt_form(task: Task) -> list[dict[str, str]]:
-    """The task's prompt with its columns' names in place of their values: exactly the form trained on."""
-    example = task.to_example({column: f"[{column}]" for column in task.COLUMNS}, 0)
-    if isinstance(example, Unusable):
-        return [{"role": "user", "content": "[the prompt]"}]
-    return [asdict(message) for message in example.prompt]
+def _messages(task: Task, classes: tuple[str, ...]) -> str:
+    """The task's prompt as Python code, its columns' names in place of their values: exactly the form trained on."""
+    row = {column: f"[{column}]" for column in task.COLUMNS}
+    if task.STRATIFIED:
+        classes = classes or ("[the classes, one a line]",)
+        row[task.COLUMNS[-1]] = classes[0]
+    example = task.to_example(row, 0, classes)
+    assert isinstance(example, Example), "every task takes rows of text"
+    messages: list[dict[str, Any]] = [asdict(message) for message in example.prompt]
+    if task.IMAGES:
+        text = {"type": "text", "text": messages[-1]["content"]}
+        messages[-1]["content"] = [{"type": "image", "image": "IMAGE"}, text]
+    return json.dumps(messages, indent=4, ensure_ascii=False).replace('"IMAGE"', "image")
 
 
 def is_hub_id(name: str | None) -> bool:
@@ -193,72 +204,6 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def machine(found: Mapping[str, Any]) -> str:
-    """8 × NVIDIA B200 (178 GiB), or CPU (2 cores) where there is none."""
-    models = Counter((gpu["name"], gpu["memory_gib"]) for gpu in found["gpus"])
-    if not models:
-        return f"CPU ({found['cpu_cores']} cores)"
-    return ", ".join(
-        f"{count} × {name}" + (f" ({gib:.0f} GiB)" if gib else "") for (name, gib), count in models.items()
-    )
-
-
-def label(name: str) -> str:
-    """execution_accuracy -> Execution accuracy, valid_sql -> Valid SQL."""
-    words = " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
-    return words[:1].upper() + words[1:]
-
-
-def percent(share: float) -> str:
-    """0.714 -> 71.4 %. The space does not break."""
-    return f"{share * 100:.1f}\u00a0%"
-
-
 def measure(side: Measure | None) -> str:
     """71.4 % (64.6–77.3)."""
     return f"{percent(side.value)} ({side.low * 100:.1f}–{side.high * 100:.1f})" if side else NO_VALUE
-
-
-def change(points: float | None) -> str:
-    """+68.3 points, with a real minus sign for less."""
-    return f"{signed(round(points, 1))} points" if points is not None else NO_VALUE
-
-
-def signed(number: float) -> str:
-    """+138, −3.0, 0."""
-    return f"{number:+,}".replace("-", "−") if number else "0"
-
-
-def duration(seconds: float) -> str:
-    """0.2 s, 11 s, 1 min 10 s, 2 h 31 min."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def day(moment: str) -> str:
-    """An ISO 8601 moment, to the minute, in its own time zone."""
-    parsed = datetime.fromisoformat(moment)
-    zone = parsed.tzname() or ""
-    return f"{parsed:%Y-%m-%d %H:%M} {zone}".strip()
-
-
-def value(item: Any) -> str:
-    """A setting or a count as text: 10,000 · 1e-05 · yes · none."""
-    match item:
-        case None:
-            return NO_VALUE
-        case bool():
-            return "yes" if item else "no"
-        case int():
-            return f"{item:,}"
-        case float():
-            return f"{item:g}"
-        case _:
-            return str(item)

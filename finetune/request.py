@@ -47,11 +47,13 @@ class Given:
 class Request:
     """All that the user asked for. `problems` are the mistakes found so far; `saved` is the plan to repeat."""
 
-    command: Literal["run", "evaluate"] = "run"
+    command: Literal["run", "evaluate", "merge"] = "run"
     given: Mapping[str, Given] = field(default_factory=dict)
     what_if: bool = False
     adapter: str | None = None
     adapter_base: str | None = None
+    adapter_settings: Mapping[str, Any] = field(default_factory=dict)
+    """evaluate and merge: what the run that trained the adapter was told, as far as it matters still."""
     split: Literal["train", "test"] = "test"
     saved: Plan | None = None
     problems: tuple[FinetuneError, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
-from finetune.checks import Proposal, find_notes, find_problems
+from finetune.checks import Proposal, find_merge_notes, find_notes, find_problems
 from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.facts import Facts
@@ -17,7 +17,9 @@ from finetune.profiles import (
     BY_NAME,
     EMBEDDED_DATA,
     EMBEDDED_MODEL,
+    EMBEDDED_TASKS,
     Match,
+    Setup,
     accepts,
     alike,
     count,
@@ -28,6 +30,7 @@ from finetune.request import PROFILE, Request
 from finetune.settings import DEFAULTS, Settings
 from finetune.shapes import TEXT_LAYER_CLASS, adapter_size
 from finetune.tasks import TASKS
+from finetune.tasks.base import Task
 
 FSDP_CONFIG = "fsdp2.yaml"
 UNIFIED_HUB_IDS = ("google/gemma-4-12b-it", "google/gemma-4-12b")
@@ -55,6 +58,8 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         notes.append(
             f"max_new_tokens is lowered to {values['max_new_tokens']}, to fit into max_length {values['max_length']}"
         )
+    if request.command == "merge":  # one process, which sees every GPU; how the machine would train is no matter
+        values["merge"], gpus, notes = True, gpus[:1], []
     proposal = Proposal(request, values, facts, machine, max(1, len(gpus)), len(matched.gpus))
     problems += find_problems(proposal)
     if problems:
@@ -65,9 +70,9 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         sources=cast("dict[str, Source]", sources),
         profile=matched.profile.name,
         reason=matched.reason,
-        launch=_launch(matched.profile.accel_config, gpus, machine, facts),
+        launch=_launch(matched.profile.accel_config, gpus, machine, facts, all_visible=request.command == "merge"),
         machine=asdict(machine),
-        notes=(*notes, *find_notes(proposal)),
+        notes=(*notes, *(find_merge_notes if request.command == "merge" else find_notes)(proposal)),
         adapter=_adapter(facts, values) if request.command == "run" else None,
         adapter_path=facts.adapter,
         split=request.split,
@@ -161,15 +166,19 @@ def _layer(
     weights = facts.model.weights_gib if facts else None
     setup = set_up(matched, model_id, weights, given.get("quantization"))
     model_id = model_id or setup.settings["model_id"]
-    task = TASKS[given.get("task", DEFAULTS["task"])]
-    toy_data = given.get("dataset", EMBEDDED if model_id == EMBEDDED else None) == EMBEDDED
+    task = TASKS[{**DEFAULTS, **setup.settings, **request.adapter_settings, **given}["task"]]
+    own_data = EMBEDDED if EMBEDDED in (model_id, setup.settings.get("dataset")) else task.SOURCE.dataset
+    toy_data = given.get("dataset", own_data) == EMBEDDED
     layers: list[tuple[str, Mapping[str, Any]]] = [
         ("default", DEFAULTS),
         ("profile", setup.settings),
-        ("task", {"dataset": task.SOURCE.dataset, **task.DEFAULTS}),
-        ("adapter", {"model_id": request.adapter_base} if request.adapter_base else {}),
-        ("model", EMBEDDED_MODEL if model_id == EMBEDDED else {}),
-        ("model", {**EMBEDDED_DATA, "dataset": EMBEDDED} if toy_data else {}),
+        ("task", {"dataset": task.SOURCE.dataset, **task.DEFAULTS, **_shared_step(task, setup, given)}),
+        ("adapter", {**request.adapter_settings, "model_id": request.adapter_base} if request.adapter_base else {}),
+        ("model", {**EMBEDDED_MODEL, **EMBEDDED_TASKS.get(task.NAME, {})} if model_id == EMBEDDED else {}),
+        (
+            "model" if model_id == EMBEDDED else "profile",
+            {**EMBEDDED_DATA[task.NAME], "dataset": EMBEDDED} if toy_data else {},
+        ),
     ]
     values = {name: value for _, layer in layers for name, value in layer.items()} | given
     sources = {name: source for source, layer in layers for name in layer}
@@ -177,7 +186,18 @@ def _layer(
     return values, sources, setup.gpus, setup.note
 
 
-def _launch(accel_config: str, gpus: tuple[Gpu, ...], machine: Machine, facts: Facts) -> Launch:
+def _shared_step(task: Task, setup: Setup, given: Mapping[str, Any]) -> dict[str, int]:
+    """The accumulation that makes a step of as many rows as the task wants, over the GPUs that there are."""
+    if task.ROWS_PER_STEP is None:
+        return {}
+    size = given.get("per_device_train_batch_size", setup.settings["per_device_train_batch_size"])
+    rows = size * max(1, len(setup.gpus))
+    return {"gradient_accumulation_steps": max(1, round(task.ROWS_PER_STEP / rows))}
+
+
+def _launch(
+    accel_config: str, gpus: tuple[Gpu, ...], machine: Machine, facts: Facts, *, all_visible: bool = False
+) -> Launch:
     processes = max(1, len(gpus))
     fsdp = processes > 1
     return Launch(
@@ -187,7 +207,7 @@ def _launch(accel_config: str, gpus: tuple[Gpu, ...], machine: Machine, facts: F
         use_cpu=not gpus,
         bf16=bool(gpus) and all(gpu.bf16 for gpu in gpus),
         fsdp_layer_class=_layer_class(facts) if fsdp else None,
-        gpus=tuple(gpu.index for gpu in gpus) if len(gpus) < len(machine.gpus) and gpus else None,
+        gpus=tuple(gpu.index for gpu in gpus) if 0 < len(gpus) < len(machine.gpus) and not all_visible else None,
         # The toy's matrices are too small to share out: on a busy machine, threads that wait for each other are
         # some fifty times slower than one.
         threads_per_process=1 if facts.model.kind == "embedded" else max(1, machine.cpu_cores // processes),
@@ -203,5 +223,4 @@ def _layer_class(facts: Facts) -> str:
 def _adapter(facts: Facts, values: Mapping[str, Any]) -> dict[str, Any] | None:
     if facts.model.config is None:
         return None
-    size = adapter_size(facts.model.config, values["lora_targets"], values["lora_r"])
-    return asdict(size) if size else None
+    return asdict(adapter_size(facts.model.config, values["lora_targets"], values["lora_r"]))

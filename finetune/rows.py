@@ -7,12 +7,13 @@ counted row with its number, and not a failed load. Nothing heavy is imported at
 import csv
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.embedded import EMBEDDED, rows
+from finetune.embedded import EMBEDDED, ROWS
 from finetune.errors import DataError
 from finetune.tasks.base import DataSource, Row, Unusable
 
@@ -39,17 +40,23 @@ class Tables:
     test: Sequence[Numbered] | None
 
 
-def read(dataset: str, source: DataSource, seed: int, train_size: int | None = None) -> Tables:
-    """Read all rows of `dataset`. Raises DataError naming the file and what was expected."""
-    if dataset == EMBEDDED:
-        train = rows("train", train_size or source.train_size, seed)
-        return Tables(EMBEDDED, _numbered(train), _numbered(rows("test", source.eval_size, seed)))
+def read(dataset: str) -> Tables:
+    """Read all rows of `dataset`, a path or a hub id. Raises DataError naming the file and what was expected."""
     path = Path(dataset)
     if path.is_dir():
         return _read_folder(path)
     if path.exists():
         return Tables(dataset, read_file(path), None)
-    return _read_hub(dataset)
+    train, test = load_hub(dataset)
+    return Tables(dataset, _numbered(train.to_list()), None if test is None else _numbered(test.to_list()))
+
+
+def embedded(task: str, source: DataSource, seed: int, train_size: int | None) -> Tables:
+    """The embedded rows of a task. As many are made as are asked for."""
+    if task not in ROWS:
+        raise DataError(f"--dataset {EMBEDDED}: there are no embedded rows for {task}", "give a folder or a file")
+    train = ROWS[task]("train", train_size or source.train_size, seed)
+    return Tables(EMBEDDED, _numbered(train), _numbered(ROWS[task]("test", source.eval_size, seed)))
 
 
 def _numbered(rows: Sequence[Row]) -> list[Numbered]:
@@ -150,7 +157,8 @@ def _read_parquet(path: Path) -> Iterator[Numbered]:
         raise DataError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from error
 
 
-def _read_hub(dataset: str) -> Tables:
+def load_hub(dataset: str) -> tuple[Any, Any | None]:
+    """The train and test splits of a data set on the hub, as `datasets.Dataset`s on disk."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -163,8 +171,7 @@ def _read_hub(dataset: str) -> Tables:
         raise DataError(f"--dataset {dataset}: not a local path, and the hub cannot give it: {reason}", hint) from error
     if "train" not in splits:
         raise DataError(f"--dataset {dataset}: has no split called train, only {', '.join(splits)}")
-    test = next((splits[name] for name in HUB_TEST_SPLITS if name in splits), None)
-    return Tables(dataset, _numbered(splits["train"].to_list()), None if test is None else _numbered(test.to_list()))
+    return splits["train"], next((splits[name] for name in HUB_TEST_SPLITS if name in splits), None)
 
 
 @dataclass(frozen=True)
@@ -190,8 +197,20 @@ def split_sizes(total: int, source: DataSource, train_size: int | None) -> Sizes
     return Sizes(used - test, test)
 
 
-def shuffled(count: int, seed: int) -> list[int]:
-    """The numbers 0..count-1 in an order that depends on the seed alone."""
+def arranged(count: int, seed: int, classes: Sequence[str] | None = None) -> list[int]:
+    """The numbers 0..count-1 in an order that depends on the seed alone.
+
+    With `classes` (one a row) each beginning of the order has the classes' shares, as near as can be: the k-th of
+    n rows of a class stands at (k - 1/2) / n of the way.
+    """
     order = list(range(count))
     random.Random(seed).shuffle(order)
-    return order
+    if classes is None:
+        return order
+    sizes = Counter(classes)
+    seen: Counter[str] = Counter()
+    places = {}
+    for index in order:
+        places[index] = (seen[classes[index]] + 0.5) / sizes[classes[index]]
+        seen[classes[index]] += 1
+    return sorted(order, key=lambda index: places[index])  # stable: rows of one place stay shuffled

@@ -1,4 +1,4 @@
-"""A glance at a data set before any GPU time is spent: are the task's columns there?
+"""A glance at a data set before any GPU time is spent: are the task's columns there, its images and classes?
 
 Only what is cheap: names of files, the first rows of .jsonl, the header of .csv. Rows are judged one by one,
 and all formats read in full, when the run starts (rows.py).
@@ -6,24 +6,51 @@ and all formats read in full, when the run starts (rows.py).
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
+from finetune.image_rows import Columns, class_folders, metadata_file, split_folders
 from finetune.rows import SUFFIXES, data_files
+from finetune.tasks.base import Task
 
 ROWS_LOOKED_AT = 100
 Problem = tuple[str, str]
 """Message and hint."""
+Missing = Callable[[Sequence[str]], Problem | None]
+"""Column names -> what is missing among them, if anything is."""
 
 
-def check_columns(path: Path, columns: Sequence[str], task: str) -> Problem | None:
-    """What is wrong with the data set at `path` for a task that needs `columns`, if anything shows at a glance."""
+def check_columns(path: Path, task: Task) -> Problem | None:
+    """What is wrong with the data set at `path` for a task without images, if anything shows at a glance."""
+    return _check_tables(path, lambda names: _missing(task, names))
+
+
+def check_images(path: Path, columns: Columns) -> Problem | None:
+    """The same for a task with images."""
+    if path.is_file():
+        return _check_tables(path, columns.missing)
+    train, test = split_folders(path)
+    metadata = [file for folder in train + test or [path] if (file := metadata_file(folder))]
+    if metadata:
+        return next((problem for file in metadata if (problem := _check_file(file, columns.missing))), None)
+    classes = [len(class_folders(folder)) for folder in train or [path]]
+    files = data_files(path)
+    if not train and any(files.values()):
+        return _check_tables(path, columns.missing)
+    if max(classes) >= 2:
+        return None
+    found = f"{max(classes)} class folder" + "s" * (max(classes) != 1)
+    hint = f"expected {train[0] if train else path}/CLASS/*.jpg for two classes or more, or a metadata.jsonl"
+    return f"{path}: no metadata.jsonl or .csv, no data file, and {found}", hint
+
+
+def _check_tables(path: Path, missing: Missing) -> Problem | None:
     if path.is_file():
         if path.suffix not in SUFFIXES:
             return f"{path}: a file of unknown kind", f"expected one of {', '.join(SUFFIXES)}"
-        return _check_file(path, columns, task)
+        return _check_file(path, missing)
     files = data_files(path)
     looked_at = files["train"] or (files["other"] + files["test"])
     if not looked_at:
@@ -34,20 +61,20 @@ def check_columns(path: Path, columns: Sequence[str], task: str) -> Problem | No
             f"{path}: no train file among {names}",
             "name them train.jsonl and test.jsonl, or give the one file to use",
         )
-    problems = (_check_file(file, columns, task) for file in looked_at + files["test"] * bool(files["train"]))
+    problems = (_check_file(file, missing) for file in looked_at + files["test"] * bool(files["train"]))
     return next((problem for problem in problems if problem), None)
 
 
-def _check_file(path: Path, columns: Sequence[str], task: str) -> Problem | None:
+def _check_file(path: Path, missing: Missing) -> Problem | None:
     try:
         if path.stat().st_size == 0:
             return f"{path}: is empty", "give a file with rows"
         if path.suffix == ".jsonl":
-            return _check_jsonl(path, columns, task)
+            return _check_jsonl(path, missing)
         if path.suffix == ".csv":
             csv.field_size_limit(2**31 - 1)
             with path.open(encoding="utf-8-sig", newline="") as lines:
-                return _check_names(path, 1, next(csv.reader(lines), []), columns, task)
+                return _told(path, 1, missing(next(csv.reader(lines), [])))
     except UnicodeDecodeError as error:
         return f"{path}: is not UTF-8 text (byte {error.start})", "save the file as UTF-8"
     except csv.Error as error:
@@ -57,7 +84,7 @@ def _check_file(path: Path, columns: Sequence[str], task: str) -> Problem | None
     return None
 
 
-def _check_jsonl(path: Path, columns: Sequence[str], task: str) -> Problem | None:
+def _check_jsonl(path: Path, missing: Missing) -> Problem | None:
     names: dict[str, int] = {}
     broken: tuple[int, str] | None = None
     with path.open(encoding="utf-8-sig") as lines:
@@ -77,15 +104,20 @@ def _check_jsonl(path: Path, columns: Sequence[str], task: str) -> Problem | Non
     if not names:
         number, what = broken or (1, "is empty")
         return f"{path}:{number}: {what}", 'a .jsonl file has one object a line: {"column": "value", ...}'
-    return _check_names(path, min(names.values()), list(names), columns, task)
+    return _told(path, min(names.values()), missing(list(names)))
 
 
-def _check_names(path: Path, line: int, names: Sequence[str], columns: Sequence[str], task: str) -> Problem | None:
-    missing = [column for column in columns if column not in names]
+def _told(path: Path, line: int, problem: Problem | None) -> Problem | None:
+    return problem and (f"{path}:{line}: {problem[0]}", problem[1])
+
+
+def _missing(task: Task, names: Sequence[str]) -> Problem | None:
+    missing = [column for column in task.COLUMNS if column not in names]
     if not missing:
         return None
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    near = {column: get_close_matches(column, [n for n in names if n not in columns], 1, 0.7) for column in missing}
+    others = [name for name in names if name not in task.COLUMNS]
+    near = {column: get_close_matches(column, others, 1, 0.7) for column in missing}
     renames = ", ".join(f"{found[0]} to {column}" for column, found in near.items() if found)
-    hint = (f"rename {renames}; " if renames else "") + f"{task} needs the columns {', '.join(columns)}"
-    return f"{path}:{line}: no column {', '.join(missing)}; found {shown or 'none'}", hint
+    hint = (f"rename {renames}; " if renames else "") + f"{task.NAME} needs the columns {', '.join(task.COLUMNS)}"
+    return f"no column {', '.join(missing)}; found {shown or 'none'}", hint

@@ -68,6 +68,8 @@ class Settings:
     dataset: str | None = option(
         None, "data", "Folder, .jsonl/.json/.csv/.parquet file, hub id, or 'embedded'", "dataset-name"
     )
+    image_column: str | None = option(None, "data", "Column of the images (default: image, or file_name)")
+    label_column: str | None = option(None, "data", "Column of the classes (default: label)")
     train_size: int | None = option(None, "data", "Rows to train on (default: the task's)", minimum=1)
     max_length: int = option(1024, "data", "Longest row in tokens; longer rows are dropped and counted", minimum=16)
 

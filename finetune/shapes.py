@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Part = Literal["text", "vision", "audio"]
-PARTS: tuple[Part, ...] = ("text", "vision", "audio")
+Part = Literal["text", "vision"]
+PARTS: tuple[Part, ...] = ("text", "vision")
 Linear = tuple[Part, int, int]
 """Part, input features, output features."""
 
@@ -37,11 +37,11 @@ VISION_DEFAULTS: Mapping[str, Any] = {
     "head_dim": 64,
     "patch_size": 16,
 }
-AUDIO_DEFAULTS: Mapping[str, Any] = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 12,
-    "subsampling_conv_channels": (128, 32),
-    "output_proj_dims": 1536,
+UNIFIED_VISION_DEFAULTS: Mapping[str, Any] = {
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "mm_embed_dim": 3840,
+    "output_proj_dims": 3840,
 }
 """transformers' values for keys that a config.json leaves out."""
 
@@ -89,17 +89,10 @@ class AdapterSize:
         return sum(self.parameters.values())
 
 
-def adapter_size(config: Mapping[str, Any], targets: str, rank: int) -> AdapterSize | None:
-    """Size of a LoRA adapter on the model of `config` (a parsed config.json). `targets`: text or all-linear.
-
-    None where it cannot be told from the configuration alone: all-linear on the unified architecture.
-    """
-    if targets == "text":
-        linears = list(_text_projections(config.get("text_config") or {}))
-    elif config.get("model_type") == "gemma4":
-        linears = list(_all_linears(config))
-    else:
-        return None
+def adapter_size(config: Mapping[str, Any], targets: str, rank: int) -> AdapterSize:
+    """Size of a LoRA adapter on the model of `config` (a parsed config.json). `targets`: text or all-linear."""
+    text = config.get("text_config") or {}
+    linears = list(_text_projections(text) if targets == "text" else _all_linears(config))
     parts = [part for part in PARTS if any(owner == part for owner, _, _ in linears)]
     return AdapterSize(
         {part: sum(1 for owner, _, _ in linears if owner == part) for part in parts},
@@ -158,23 +151,28 @@ def _text_projections(text: Mapping[str, Any]) -> Iterator[Linear]:
 
 
 def _all_linears(config: Mapping[str, Any]) -> Iterator[Linear]:
-    """Every nn.Linear but the head: what PEFT's all-linear reaches. Fused experts are none."""
+    """Every nn.Linear of text and vision but the head and the routers of experts: what model.add_lora adapts."""
     text = config.get("text_config") or {}
     hidden, layers = _text(text, "hidden_size"), _text(text, "num_hidden_layers")
+    unified = config.get("model_type") == "gemma4_unified"
     yield from _text_projections(text)
-    per_layer = _text(text, "hidden_size_per_layer_input")
+    per_layer = 0 if unified else _text(text, "hidden_size_per_layer_input")
     if per_layer:
         yield "text", hidden, layers * per_layer
         for _ in range(layers):
             yield "text", hidden, per_layer
             yield "text", per_layer, hidden
-    if text.get("enable_moe_block"):
-        for _ in range(layers):
-            yield "text", hidden, text["num_experts"]
-    if config.get("vision_config"):
-        yield from _vision_linears({**VISION_DEFAULTS, **config["vision_config"]}, hidden)
-    if config.get("audio_config"):
-        yield from _audio_linears({**AUDIO_DEFAULTS, **config["audio_config"]}, hidden)
+    vision = config.get("vision_config")
+    if vision and unified:
+        yield from _unified_vision_linears({**UNIFIED_VISION_DEFAULTS, **vision}, hidden)
+    elif vision:
+        yield from _vision_linears({**VISION_DEFAULTS, **vision}, hidden)
+
+
+def _unified_vision_linears(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Linear]:
+    """No tower: groups of patches are embedded, and projected into the text model."""
+    yield "vision", 3 * (vision["patch_size"] * vision["pooling_kernel_size"]) ** 2, vision["mm_embed_dim"]
+    yield "vision", vision["output_proj_dims"], text_hidden
 
 
 def _vision_linears(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Linear]:
@@ -187,16 +185,3 @@ def _vision_linears(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Lin
             yield "vision", size, out
     yield "vision", 3 * vision["patch_size"] ** 2, hidden
     yield "vision", hidden, text_hidden
-
-
-def _audio_linears(audio: Mapping[str, Any], text_hidden: int) -> Iterator[Linear]:
-    hidden, (first, second) = audio["hidden_size"], audio["subsampling_conv_channels"]
-    feed_forward = ((hidden, 4 * hidden), (4 * hidden, hidden)) * 2
-    attention = ((hidden, hidden),) * 5
-    convolution = ((hidden, 2 * hidden), (hidden, hidden))
-    for _ in range(audio["num_hidden_layers"]):
-        for size, out in feed_forward + attention + convolution:
-            yield "audio", size, out
-    yield "audio", first // 4 * second, hidden
-    yield "audio", hidden, audio["output_proj_dims"]
-    yield "audio", audio["output_proj_dims"], text_hidden

@@ -3,6 +3,8 @@
 Started by launch.py as `accelerate launch ... -m finetune.worker PLAN.json`. Everything was decided in the plan.
 """
 
+import gc
+import json
 import os
 import platform
 import shutil
@@ -10,10 +12,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,15 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from finetune import checkpoint, data, evaluate, export, model, report, report_html, report_text, train
+from finetune import checkpoint, data, evaluate, export, model, report, report_html, report_images, report_text, train
 from finetune.errors import FinetuneError, LaunchError
+from finetune.pictures import as_seen
 from finetune.plan import Plan
+from finetune.reader import Reader, load_reader
 from finetune.tasks import TASKS
-from finetune.tasks.base import Score, Task
+from finetune.tasks.base import Example, Score, Task
 
-LEFT_BY_A_RUN = ("adapter", "checkpoints", "logs", "merged", "metrics.json", "report.html", "run.json")
+LEFT_BY_A_RUN = ("adapter", "checkpoints", "logs", "merged", "metrics.json", "report.html", "run.json", "thumbnails")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "evaluate")
 
 
@@ -60,7 +65,7 @@ def main(plan_path: str) -> int:
     try:
         plan = Plan.from_json(Path(plan_path).read_text())
         join(plan)
-        evaluate_only(plan) if plan.command == "evaluate" else run(plan)
+        {"run": run, "evaluate": evaluate_only, "merge": merge_only}[plan.command](plan)
     except FinetuneError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
@@ -84,37 +89,50 @@ def run(plan: Plan) -> None:
     """The whole job of one rank."""
     clock, task, run_dir = Clock(), TASKS[plan.settings.task], plan.run_dir
     with clock.stage("load", f"loading {plan.settings.model_id} and {plan.settings.dataset}"):
-        tokenizer = model.load_tokenizer(plan.settings)
-        prepared = prepare(plan, task, tokenizer)
+        inputs = load_reader(plan.settings, task.IMAGES, plan.launch.bf16)
+        prepared = prepare(plan, task, inputs)
         base = model.load_base(plan, PartialState().device)
     if PartialState().is_main_process:
         clear(run_dir)
     before = after = None
     if prepared.prompts:
         with clock.stage("before", f"measuring the base model on {len(prepared.prompts)} held-out rows"):
-            before = measure(plan, task, base, tokenizer, prepared, "before")
+            before = measure(plan, task, base, inputs, prepared, "before")
 
-    net = model.add_lora(base, plan.settings)
-    described = model.describe(net)
+    trainer, progress = train.build(plan, model.add_lora(base, plan.settings), inputs, prepared)
+    described = model.describe(trainer.model)  # as it will be trained: the trainer may have changed dtypes
     modules = f"{described.adapted_modules} modules"
     say(f"  {described.trainable:,} of {described.parameters:,} parameters train, in {modules}")
     with clock.stage("train", f"training on {len(prepared.train)} rows"):
-        trainer, progress = train.build(plan, net, tokenizer, prepared.train)
         trainer.train()
     with clock.stage("save", f"saving the adapter to {run_dir / 'adapter'}"):
-        checkpoint.save_adapter(trainer.model, run_dir / "adapter", tokenizer)
+        checkpoint.save_adapter(trainer.model, run_dir / "adapter", inputs)
+        if task.STRATIFIED and PartialState().is_main_process:
+            report.write_json(run_dir / "adapter" / report.CLASSES, prepared.survey)
     if prepared.prompts:
         with clock.stage("after", f"measuring the tuned model on the same {len(prepared.prompts)} rows"):
-            after = measure(plan, task, trainer.model, tokenizer, prepared, "after")
+            after = measure(plan, task, trainer.model, inputs, prepared, "after")
 
     if PartialState().is_main_process:
         training = train.record(trainer, progress, clock.seconds["train"])
         report.write_json(run_dir / "metrics.json", report.metrics_record(task.NAME, "test", before, after))
         report.write_run(run_dir, record(plan, clock, prepared, described, training))
         report_text.write_card(run_dir)
+        illustrate(run_dir, prepared.test)
         report_html.write_html(run_dir)
+    del base, trainer
+    leave()
+    if PartialState().is_main_process:
         export.deliver(plan, run_dir, say)
         say(report_text.markdown_summary(run_dir))
+
+
+def leave() -> None:
+    """Leave the group of ranks, and give back the model's memory: what comes is one process's work, and may be long."""
+    PartialState().destroy_process_group()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def evaluate_only(plan: Plan) -> None:
@@ -122,20 +140,26 @@ def evaluate_only(plan: Plan) -> None:
     clock, task, run_dir = Clock(), TASKS[plan.settings.task], plan.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     with clock.stage("load", f"loading {plan.settings.model_id} and {plan.settings.dataset}"):
-        tokenizer = model.load_tokenizer(plan.settings)
-        prepared = prepare(plan, task, tokenizer)
+        inputs = load_reader(plan.settings, task.IMAGES, plan.launch.bf16)
+        prepared = prepare(plan, task, inputs)
         net = model.load_base(plan, PartialState().device)
         if plan.adapter_path:
             net = model.load_adapter(net, plan.adapter_path)
     name = "after" if plan.adapter_path else "before"
     with clock.stage(name, f"measuring on {len(prepared.prompts)} {plan.split} rows"):
-        score = measure(plan, task, net, tokenizer, prepared, name)
+        score = measure(plan, task, net, inputs, prepared, name)
     if PartialState().is_main_process:
         before, after = (None, score) if plan.adapter_path else (score, None)
         report.write_json(run_dir / "metrics.json", report.metrics_record(task.NAME, plan.split, before, after))
         report.write_run(run_dir, record(plan, clock, prepared, model.describe(net), None))
+        illustrate(run_dir, prepared.test)
         report_html.write_html(run_dir)
         say(report_text.markdown_summary(run_dir))
+
+
+def merge_only(plan: Plan) -> None:
+    """Make one model of an earlier run's base and adapter."""
+    export.merge_run(plan, say)
 
 
 def clear(run_dir: Path) -> None:
@@ -144,32 +168,39 @@ def clear(run_dir: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def prepare(plan: Plan, task: Task, tokenizer: Any) -> data.Prepared:
+def prepare(plan: Plan, task: Task, inputs: Reader) -> data.Prepared:
     """Tokenised data on every rank. One rank a node reads and tokenises; the others load what it wrote."""
     state = PartialState()
     # The ranks of a node share a parent, the launcher; other runs on the machine have another.
     folder = Path(tempfile.gettempdir()) / f"gemma4-finetune-{os.getppid()}"
     if state.is_local_main_process:
-        prepared = data.prepare(task, plan.settings, tokenizer, train=plan.command == "run", split=plan.split)
+        known = classes_of(plan.adapter_path) if plan.adapter_path and task.STRATIFIED else None
+        train_rows = plan.command == "run"
+        prepared = data.prepare(task, plan.settings, inputs, train=train_rows, split=plan.split, survey=known)
         for note in prepared.record["notes"]:
             say(f"  {note}")
         if state.num_processes > 1:
             data.save(prepared, folder)
     state.wait_for_everyone()
     if not state.is_local_main_process:
-        rows, prompts = data.load(folder)
-        prepared = data.Prepared(rows, prompts, [], {})
+        prepared = data.load(folder)
     state.wait_for_everyone()
     if state.is_local_main_process:
         shutil.rmtree(folder, ignore_errors=True)  # the others have it open, which is enough
     return prepared
 
 
-def measure(plan: Plan, task: Task, net: Any, tokenizer: Any, prepared: data.Prepared, name: str) -> Score | None:
+def classes_of(adapter: str) -> tuple[str, ...] | None:
+    """The classes that an adapter was trained to tell apart, in the prompt's order; None where it does not say."""
+    path = Path(adapter) / report.CLASSES
+    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def measure(plan: Plan, task: Task, net: Any, inputs: Reader, prepared: data.Prepared, name: str) -> Score | None:
     """Generate on all ranks; score and write predictions-NAME.jsonl on the main one (None on the others)."""
     completions = evaluate.generate(
         net,
-        tokenizer,
+        inputs,
         prepared.prompts,
         batch_size=plan.settings.eval_batch_size,
         max_new_tokens=plan.settings.max_new_tokens,
@@ -183,6 +214,14 @@ def measure(plan: Plan, task: Task, net: Any, tokenizer: Any, prepared: data.Pre
     for metric in score.metrics:
         say(f"  {metric.name}: {metric.value:.1%} of {metric.total}")
     return score
+
+
+def illustrate(run_dir: Path, examples: Sequence[Example]) -> None:
+    """Make the small images of the rows that the report is going to show."""
+    shown = set(report_html.shown_rows(report.read_results(run_dir)))
+    pictures = {example.row: partial(as_seen, example.images[0]) for example in examples if example.row in shown}
+    if pictures:
+        report_images.write_thumbnails(run_dir, pictures)
 
 
 def record(

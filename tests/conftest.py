@@ -36,6 +36,23 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(base_dir())
 
 
+@pytest.fixture(scope="session")
+def reader(tokenizer: Any) -> Any:
+    """What a task without images is read with."""
+    from finetune.reader import Reader
+
+    return Reader(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def image_reader() -> Any:
+    """What a task with images is read with: the embedded model's tokenizer and processor."""
+    from finetune.reader import load_reader
+    from finetune.settings import Settings
+
+    return load_reader(Settings(), images=True)
+
+
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[[str, Iterable[Mapping[str, Any] | str]], Path]:
     """Write rows (or raw lines) to a .jsonl file in tmp_path."""

@@ -1,15 +1,19 @@
 """Run directories like those that a run leaves, for the tests of the reports and for looking at them."""
 
 import math
-from dataclasses import asdict
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune import report
+from PIL import Image
+
+from finetune import report, report_html, report_images
 from finetune.hardware import Machine
 from finetune.plan import Launch, Plan
 from finetune.settings import Settings
-from finetune.tasks import text_to_sql
+from finetune.tasks import pets, text_to_sql
 from finetune.tasks.base import Example, Metric, Score, Unusable, Verdict
 
 TABLES = (
@@ -139,6 +143,98 @@ def make_record(settings: Settings, steps: int = 250, **changes: Any) -> dict[st
         },
     }
     return record | changes
+
+
+@dataclass(frozen=True)
+class Painted:
+    """A picture of one colour."""
+
+    name: str
+    size: tuple[int, int] = (200, 150)
+
+    def open(self) -> Image.Image:
+        hue = sum(map(ord, self.name)) * 37 % 256
+        return Image.new("HSV", self.size, (hue, 120, 200)).convert("RGB")
+
+
+def make_classes(count: int) -> tuple[str, ...]:
+    """Names of classes, some of two words, some long."""
+    first = (
+        "Amber",
+        "Bombay",
+        "Cloudy",
+        "Dover",
+        "Egyptian",
+        "Frisian",
+        "Grey-backed",
+        "Hungarian",
+        "Icelandic",
+        "Jade",
+    )
+    second = ("Cat", "Wirehaired Pointing Dog", "Owl", "Newt", "Otter", "Shorthair", "Toad", "Wren", "Yak", "Zander")
+    names = [f"{first[place % 10]} {second[place // 10 % 10]}{place // 100 or ''}" for place in range(count)]
+    return pets.survey({"label": name} for name in names)
+
+
+def make_pictures(classes: Sequence[str], each: int = 20) -> list[Example]:
+    """Rows of pictures as the task makes them, `each` of every class."""
+    found = []
+    for number in range(len(classes) * each):
+        name = classes[number % len(classes)]
+        picture = Painted(
+            f"images/{name.replace(' ', '_')}_{number // len(classes) + 1}.jpg", (200 + number % 3 * 60, 200)
+        )
+        example = pets.to_example({"image": picture, "label": name}, number + 1, tuple(classes))
+        assert isinstance(example, Example)
+        found.append(example)
+    return found
+
+
+def name_classes(examples: Sequence[Example], right: int, seed: int = 0) -> list[str]:
+    """Answers of which about `right` % are the class; the others are a neighbour, several classes, or none."""
+    classes = pets.classes_of(examples[0].prompt[-1].content) if examples else ()
+    chance, answers = random.Random(seed), []
+    for example in examples:
+        own = classes.index(example.answer)
+        near, far = classes[(own + 1) % len(classes)], chance.choice(classes)
+        other = (near, near, far, f"{near} or {example.answer}", "A photo of an animal that looks at the camera.")
+        weights = (right, right, right, right / 3, 400 - 3 * right)
+        wrong = chance.choices(other, weights)[0]
+        answers.append(example.answer if chance.random() < (right - own % 5 * 4) / 100 else wrong)
+    return answers
+
+
+def make_pets_run(
+    run_dir: Path,
+    *,
+    classes: int = 37,
+    each: int = 20,
+    sides: tuple[str, ...] = ("before", "after"),
+    settings: Settings | None = None,
+    thumbnails: bool = True,
+    **changes: Any,
+) -> Path:
+    """A run directory of the task with pictures, like a real one."""
+    settings = settings or Settings(
+        task="pets", dataset="embedded", eval_size=classes * each, lora_targets="all-linear"
+    )
+    examples = make_pictures(make_classes(classes), each)
+    scores: dict[str, Score | None] = {"before": None, "after": None}
+    for side, right in (("before", 6), ("after", 88)):
+        if side in sides:
+            completions = name_classes(examples, right)
+            scores[side] = score = pets.score(examples, completions)
+            report.write_predictions(run_dir / f"predictions-{side}.jsonl", examples, completions, score)
+    report.write_json(
+        run_dir / "metrics.json", report.metrics_record("pets", "test", scores["before"], scores["after"])
+    )
+    report.write_run(run_dir, make_record(settings, **changes))
+    report.write_json(run_dir / "adapter" / report.CLASSES, make_classes(classes))
+    if thumbnails:
+        shown = set(report_html.shown_rows(report.read_results(run_dir)))
+        pictures = {example.row: example.images[0].open for example in examples if example.row in shown}
+        report_images.write_thumbnails(run_dir, pictures)
+    return run_dir
 
 
 def make_run(

@@ -17,9 +17,11 @@ BEFORE = (
     "finetune.hardware",
     "finetune.storage",
     "finetune.tasks",
+    "finetune.pictures",
     "finetune.embedded",
     "finetune.chat",
     "finetune.rows",
+    "finetune.image_rows",
     "finetune.shapes",
     "finetune.fit",
     "finetune.profiles",
@@ -40,21 +42,33 @@ AFTER = (
     "finetune.embedded.tokenizer",
     "finetune.embedded.tiny",
     "finetune.embedded.build",
+    "finetune.reader",
+    "finetune.selection",
+    "finetune.encode",
     "finetune.data",
     "finetune.model",
     "finetune.checkpoint",
     "finetune.evaluate",
     "finetune.train",
+    "finetune.lora",
+    "finetune.merge",
+    "finetune.merge_check",
+    "finetune.hub",
+    "finetune.bucket",
     "finetune.export",
     "finetune.report",
+    "finetune.report_numbers",
     "finetune.report_charts",
+    "finetune.report_classes",
+    "finetune.report_examples",
+    "finetune.report_images",
     "finetune.report_text",
     "finetune.report_html",
     "finetune.worker",
 )
 """Right of it: what runs in the processes that accelerate starts."""
 ORDER = (*BEFORE, *AFTER)
-LAZY = ("finetune.tasks.sql_",)
+LAZY = ("finetune.tasks.sql_", "finetune.tasks.class_metrics")
 """Parts of tasks that score: imported inside functions, by the worker. They may load what they need."""
 HEAVY = (
     "torch",
@@ -94,8 +108,12 @@ def imports(tree: ast.AST, at_module_level: bool) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name if exists(name) else node.module for name in modules)
-        elif not isinstance(node, skip):
+        elif not isinstance(node, skip) and not (at_module_level and for_types_alone(node)):
             yield from imports(node, at_module_level)
+
+
+def for_types_alone(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def exists(module: str) -> bool:

@@ -1,5 +1,6 @@
 """The training text is generation prompt + answer + <turn|> newline, for every known Gemma 4 template."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import trl
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from finetune.chat import END_OF_TURN, check_template, render
+from finetune.chat import END_OF_TURN, check_image_template, check_template, render
 from finetune.errors import ModelError
 from finetune.tasks.base import Example, Message
 
@@ -22,7 +23,8 @@ THOUGHT = "<|channel>thought\n<channel|>"
 # The form of the 31B and 26B templates: an empty thought channel in the generation prompt alone.
 WITH_THOUGHT_CHANNEL = (
     "{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-    "{{ m.content | trim }}<turn|>\n{% endfor %}"
+    "{% if m.content is string %}{{ m.content | trim }}{% else %}{% for part in m.content %}"
+    "{{ '<|image|>' if part.type == 'image' else part.text | trim }}{% endfor %}{% endif %}<turn|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|turn>model\n"
     "{% if not enable_thinking | default(false) %}" + THOUGHT + "{% endif %}{% endif %}"
 )
@@ -49,6 +51,24 @@ def test_prompt_and_completion(name: str) -> None:
         "<bos><|turn>system\nAnswer in SQL.<turn|>\n<|turn>user\nHow many?<turn|>\n<|turn>model\n" + thought
     )
     assert rendered.completion == "SELECT count(*) FROM t" + END_OF_TURN
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_images_stand_in_front_of_the_text_of_the_last_turn(name: str) -> None:
+    tokenizer = tokenizer_with(TEMPLATES[name])
+    check_image_template(tokenizer)
+    pictures: tuple[Any, ...] = (object(), object())
+    thought = THOUGHT if name == "thought channel" else ""
+    asked = replace(EXAMPLE, prompt=(Message("user", " Which is it? "),), images=pictures)
+    prompt = render(tokenizer, asked).prompt.replace("\n\n", "")  # one of them has an empty line around images
+    assert prompt == "<bos><|turn>user\n<|image|><|image|>Which is it?<turn|>\n<|turn>model\n" + thought
+
+
+@pytest.mark.parametrize("content", ["{{ m.content | trim }}", "{{ m.content[1].text }}<|image|>"])
+def test_templates_that_do_not_take_images_are_refused_for_a_task_with_images(content: str) -> None:
+    template = "{{ bos_token }}{% for m in messages %}<|turn>" + content + "<turn|>\n{% endfor %}"
+    with pytest.raises(ModelError, match="in front of the text for an image"):
+        check_image_template(tokenizer_with(template))
 
 
 def test_embedded_template(tokenizer: Any) -> None:

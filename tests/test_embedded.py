@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from finetune.chat import check_template, render
-from finetune.embedded import COLUMNS, EMBEDDED, base_dir, rows
+from finetune.embedded import COLUMNS, EMBEDDED, ROWS, base_dir, rows
 from finetune.embedded.query import Aggregate, Filter, Join, Order, Query
 from finetune.embedded.sql_rows import Asked, questions, split_of
 from finetune.tasks import text_to_sql
@@ -213,6 +213,21 @@ def test_base_loads_and_stops_at_the_end_of_a_turn(processor: Any) -> None:
     assert set(model.config.text_config.layer_types) == {"sliding_attention", "full_attention"}
     assert processor.tokenizer.convert_tokens_to_ids("<turn|>") in model.generation_config.eos_token_id
     assert len(processor.tokenizer) == model.get_input_embeddings().num_embeddings
+
+
+def test_images_reach_the_text_model_apart_though_the_vision_tower_is_random(processor: Any) -> None:
+    """Else an adapter would have to learn to see before it could learn what it sees."""
+    import torch
+    from transformers import AutoModelForMultimodalLM
+
+    model = AutoModelForMultimodalLM.from_pretrained(base_dir(), dtype=torch.float32)
+    images = [row["image"].open() for row in ROWS["pets"]("train", 12, 0)]
+    inputs = processor.image_processor(images=images, return_tensors="pt")
+    with torch.no_grad():
+        features = model.get_image_features(inputs["pixel_values"], inputs["image_position_ids"]).pooler_output
+    by_image = torch.stack(features)  # [images, tokens, hidden]
+    differ = by_image.std(0).square().mean() / by_image.square().mean()
+    assert differ > 0.2, f"{differ:.0%} of what the text model is shown tells one image from another"
 
 
 def test_base_answers_in_its_own_dialect_only(processor: Any) -> None:

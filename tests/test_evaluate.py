@@ -12,7 +12,9 @@ from transformers import AutoModelForMultimodalLM
 
 from finetune import evaluate
 from finetune.chat import END_OF_TURN_TOKEN
+from finetune.data import Prompts
 from finetune.embedded import base_dir
+from finetune.reader import Reader
 
 
 @given(
@@ -36,28 +38,28 @@ def base() -> Any:
     return AutoModelForMultimodalLM.from_pretrained(base_dir(), dtype=torch.float32)
 
 
-def prompts(tokenizer: Any) -> list[list[int]]:
+def prompts(reader: Reader) -> Prompts:
     texts = [
         f"<bos><|turn>user\n{'How many birds are there? ' * count}<turn|>\n<|turn>model\n" for count in (1, 9, 3, 6, 2)
     ]
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return ids
+    ids: list[list[int]] = reader.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return Prompts(ids, [()] * len(ids))
 
 
-def test_batching_does_not_change_answers_or_their_order(base: Any, tokenizer: Any) -> None:
-    asked = prompts(tokenizer)
+def test_batching_does_not_change_answers_or_their_order(base: Any, reader: Reader) -> None:
+    asked = prompts(reader)
     alone = [
-        evaluate.generate(base, tokenizer, [prompt], batch_size=1, max_new_tokens=12, label="alone")[0]
-        for prompt in asked
+        evaluate.generate(base, reader, Prompts([ids], [()]), batch_size=1, max_new_tokens=12, label="alone")[0]
+        for ids in asked.ids
     ]
-    together = evaluate.generate(base, tokenizer, asked, batch_size=2, max_new_tokens=12, label="together")
+    together = evaluate.generate(base, reader, asked, batch_size=2, max_new_tokens=12, label="together")
     assert together == alone
     assert len(set(alone)) > 1, "the prompts must tell the answers apart"
 
 
-def test_generation_stops_at_the_end_of_the_turn(base: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_stops_at_the_end_of_the_turn(base: Any, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of turn is made by far the likeliest token: nothing may come after it, nor be shown."""
-    end = tokenizer.convert_tokens_to_ids(END_OF_TURN_TOKEN)
+    end = reader.tokenizer.convert_tokens_to_ids(END_OF_TURN_TOKEN)
     forward = base.forward
 
     @functools.wraps(forward)  # generate() reads the signature
@@ -67,19 +69,18 @@ def test_generation_stops_at_the_end_of_the_turn(base: Any, tokenizer: Any, monk
         return output
 
     monkeypatch.setattr(base, "forward", ends_at_once)
-    assert (
-        evaluate.generate(base, tokenizer, prompts(tokenizer), batch_size=5, max_new_tokens=30, label="x") == [""] * 5
-    )
+    answers = evaluate.generate(base, reader, prompts(reader), batch_size=5, max_new_tokens=30, label="x")
+    assert answers == [""] * 5
 
 
-def test_the_model_is_left_in_the_mode_it_was_in(base: Any, tokenizer: Any) -> None:
+def test_the_model_is_left_in_the_mode_it_was_in(base: Any, reader: Reader) -> None:
     for training in (True, False):
         base.train(training)
-        evaluate.generate(base, tokenizer, prompts(tokenizer)[:1], batch_size=1, max_new_tokens=2, label="x")
+        evaluate.generate(base, reader, prompts(reader), batch_size=1, max_new_tokens=2, label="x")
         assert base.training is training
 
 
-def test_the_tiny_model_generates(tiny_model: Path, tokenizer: Any) -> None:
+def test_the_tiny_model_generates(tiny_model: Path, reader: Reader) -> None:
     model = AutoModelForMultimodalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    answers = evaluate.generate(model, tokenizer, prompts(tokenizer), batch_size=3, max_new_tokens=5, label="x")
+    answers = evaluate.generate(model, reader, prompts(reader), batch_size=3, max_new_tokens=5, label="x")
     assert len(answers) == 5

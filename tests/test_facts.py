@@ -206,6 +206,24 @@ def test_text_in_another_encoding(tmp_path: Path) -> None:
         assert "is not UTF-8 text" in only_trouble(look(dataset=str(tmp_path / name)))[0]
 
 
+@pytest.mark.parametrize(("task", "other"), [("pets", "text-to-sql"), ("text-to-sql", "pets")])
+def test_data_of_another_task_are_recognised(write_jsonl: Write, tmp_path: Path, task: str, other: str) -> None:
+    rows = {"text-to-sql": ROW, "pets": {"image": "a.png", "label": "cat"}}
+    path = write_jsonl("rows.jsonl", [rows[other]])
+    message, hint = only_trouble(look(dataset=str(path), task=task))
+    assert message.startswith(f"{path}:1: no column ")
+    assert hint == f"the data fits another task: write --task {other}"
+    assert look(dataset=str(path), task=other).troubles == ()
+
+
+def test_the_users_columns_are_looked_for(write_jsonl: Write) -> None:
+    path = write_jsonl("rows.jsonl", [{"photo": "a.png", "breed": "pug"}])
+    columns = {"image_column": "photo", "label_column": "breed"}
+    assert look(dataset=str(path), task="pets", **columns).troubles == ()
+    message, hint = only_trouble(look(dataset=str(path), task="pets", image_column="photo"))
+    assert (message, hint) == (f"{path}:1: no column label; found photo, breed", "write --label-column NAME")
+
+
 def test_a_missing_data_set() -> None:
     assert only_trouble(look(dataset="rows.jsonl"))[0] == "rows.jsonl: no such file or folder"
     assert look(dataset="someone/rows").troubles == ()  # may be on the hub

@@ -14,22 +14,28 @@ from tests.test_fsdp2 import adapter
 
 GPUS = len(detect().gpus)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS == 0, reason="no NVIDIA GPU")]
+SEVERAL = pytest.mark.skipif(GPUS < 2, reason="one GPU alone")
 CASES = [
-    pytest.param("gpu", "none", id="one GPU, bf16"),
-    pytest.param("gpu", "nf4", id="one GPU, NF4"),
-    pytest.param("multi-gpu", "none", id="all GPUs, FSDP2", marks=pytest.mark.skipif(GPUS < 2, reason="one GPU alone")),
+    pytest.param("text-to-sql", "gpu", "none", id="one GPU, bf16"),
+    pytest.param("text-to-sql", "gpu", "nf4", id="one GPU, NF4"),
+    pytest.param("text-to-sql", "multi-gpu", "none", id="all GPUs, FSDP2", marks=SEVERAL),
+    pytest.param("pets", "gpu", "nf4", id="images, one GPU, NF4"),
+    pytest.param("pets", "multi-gpu", "none", id="images, all GPUs, FSDP2", marks=SEVERAL),
 ]
 
 
-@pytest.mark.parametrize(("profile", "quantization"), CASES)
-def test_the_toy_learns_on_gpus(tmp_path: Path, profile: str, quantization: str) -> None:
+@pytest.mark.parametrize(("task", "profile", "quantization"), CASES)
+def test_the_toy_learns_on_gpus(tmp_path: Path, task: str, profile: str, quantization: str) -> None:
     done = entrypoint(
-        "run", "--profile", profile, "--model-id", "embedded", "--quantization", quantization, "--train-size", "800",
-        "--eval-size", "50", "--activation-checkpointing", "true", "--output-dir", "out", cwd=tmp_path,
+        "run", "--task", task, "--profile", profile, "--model-id", "embedded", "--quantization", quantization,
+        "--train-size", "800", "--eval-size", "50", "--activation-checkpointing", "true", "--output-dir", "out",
+        "--merge", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "warning: not merged" not in done.stderr
     assert all(value.isfinite().all() and value.abs().sum() > 0 for value in adapter(tmp_path / "out").values())
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     history = run["training"]["history"]
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
     assert ("uint8" if quantization == "nf4" else "bfloat16") in run["model"]["dtypes"]
+    assert run["model"]["dtypes"]["float32"]["bytes"] == 4 * run["model"]["trainable"], "the adapter alone is in fp32"

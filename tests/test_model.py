@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from finetune import model
+from finetune import reader
 from finetune.checkpoint import ADAPTER_FILE, adapter_state, save_adapter
 from finetune.errors import ModelError, TrainingError
-from finetune.model import add_lora, describe, load_adapter, load_base, load_tokenizer
+from finetune.model import add_lora, describe, load_adapter, load_base
+from finetune.reader import load_reader
 from tests.test_train import plan
 
 CPU = torch.device("cpu")
@@ -55,7 +56,7 @@ def test_an_adapter_survives_saving(tiny_model: Path, tmp_path: Path) -> None:
             torch.nn.init.normal_(parameter)
     ids = {"input_ids": torch.tensor([[2, 5, 9, 11]])}
     expected = net.eval()(**ids).logits
-    save_adapter(net, tmp_path / "adapter", load_tokenizer(run.settings))
+    save_adapter(net, tmp_path / "adapter", load_reader(run.settings, images=False))
     loaded = load_adapter(load_base(run, CPU), str(tmp_path / "adapter")).eval()
     torch.testing.assert_close(loaded(**ids).logits, expected, rtol=0, atol=0)
     assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {
@@ -77,7 +78,7 @@ def test_a_lost_tensor_is_an_error(tiny_model: Path, tmp_path: Path, monkeypatch
 def test_what_is_no_model_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     missing = plan(tmp_path, tmp_path)
-    for load in (lambda: load_tokenizer(missing.settings), lambda: load_base(missing, CPU)):
+    for load in (lambda: load_reader(missing.settings, images=False), lambda: load_base(missing, CPU)):
         with pytest.raises(ModelError, match=f"--model-id {tmp_path}") as caught:
             load()
         assert caught.value.hint
@@ -86,5 +87,5 @@ def test_what_is_no_model_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_the_embedded_model_is_a_folder_of_the_package() -> None:
-    assert Path(model.source("embedded"), "config.json").exists()
-    assert model.source("google/gemma-4-31B-it") == "google/gemma-4-31B-it"
+    assert Path(reader.source("embedded"), "config.json").exists()
+    assert reader.source("google/gemma-4-31B-it") == "google/gemma-4-31B-it"

@@ -7,8 +7,19 @@ import pytest
 from finetune.fit import LADDER, SIZES, fit, needed_gib, size_of
 from finetune.hardware import Gpu, Machine
 from finetune.launch import ACCEL_CONFIGS
-from finetune.profiles import BY_NAME, EMBEDDED_DATA, EMBEDDED_MODEL, PROFILES, Match, accepts, match, set_up
+from finetune.profiles import (
+    BY_NAME,
+    EMBEDDED_DATA,
+    EMBEDDED_MODEL,
+    EMBEDDED_TASKS,
+    PROFILES,
+    Match,
+    accepts,
+    match,
+    set_up,
+)
 from finetune.settings import OPTIONS, parse
+from finetune.tasks import TASKS
 from tests.machines import NO_GPU, machine
 
 B31, E4B, E2B = LADDER
@@ -76,9 +87,11 @@ def test_the_reason_for_the_cpu_is_why_there_is_no_gpu() -> None:
 def test_rows_of_the_table_hold_together(profile: Any) -> None:
     assert (ACCEL_CONFIGS / profile.accel_config).is_file()
     setup = set_up(Match(profile, profile.assumes, ""), None, None, None)
-    for name, value in {**setup.settings, **EMBEDDED_MODEL, **EMBEDDED_DATA}.items():
+    tables = [setup.settings, EMBEDDED_MODEL, *EMBEDDED_TASKS.values(), *EMBEDDED_DATA.values()]
+    for name, value in (item for table in tables for item in table.items()):
         assert name in OPTIONS
         assert parse(name, str(value)) == value
+    assert EMBEDDED_DATA.keys() == TASKS.keys() >= EMBEDDED_TASKS.keys()
     if profile.assumes:
         assert match(Machine(profile.assumes)).profile is profile
         assert accepts(profile, profile.assumes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from finetune import report, report_html, report_text
+from finetune import report, report_examples, report_html, report_text
 from finetune.settings import Settings
 from finetune.tasks.base import Example
 from tests.run_dirs import make_examples, make_record, make_run
@@ -133,13 +133,20 @@ def test_page_of_a_task_without_context(tmp_path: Path) -> None:
 
 def test_groups_go_by_success_and_leave_out_the_unscorable() -> None:
     def rows(*labels: str) -> list[dict[str, Any]]:
-        base = {"prompt": [], "context": {"question": "?"}, "answer": "x", "completion": "y", "detail": ""}
+        base = {
+            "prompt": [],
+            "images": [],
+            "context": {"question": "?"},
+            "answer": "x",
+            "completion": "y",
+            "detail": "",
+        }
         return [base | {"row": number, "verdict": label} for number, label in enumerate(labels)]
 
     metrics = {"success": "right", "unscorable": "void"}
     before = rows("wrong", "right", "wrong", "right", "void", "void")
     after = rows("right", "wrong", "wrong", "right", "right", "void")
-    groups = report_html.group_examples(report.Results(Path(), {}, metrics, before, after), {})
+    groups = report_examples.group_examples(report.Results(Path(), {}, metrics, before, after), {})
     assert [(group.title, [example.row for example in group.shown]) for group in groups] == [
         ("Got better", [0]),
         ("Got worse", [1]),
@@ -148,8 +155,8 @@ def test_groups_go_by_success_and_leave_out_the_unscorable() -> None:
 
 
 def test_differences_are_marked_by_word() -> None:
-    pieces = report_html.mark_differences("SELECT a FROM t WHERE b > 3", "SELECT a FROM t WHERE b >= 3")
+    pieces = report_examples.mark_differences("SELECT a FROM t WHERE b > 3", "SELECT a FROM t WHERE b >= 3")
     assert [piece.text for piece in pieces if piece.differs] == ["="]
     assert "".join(piece.text for piece in pieces) == "SELECT a FROM t WHERE b >= 3"
-    assert report_html.mark_differences("SELECT 1", "what?") == [report_html.Piece("what?")]
-    assert report_html.mark_differences("SELECT 1", "") == []
+    assert report_examples.mark_differences("SELECT 1", "what?") == [report_examples.Piece("what?")]
+    assert report_examples.mark_differences("SELECT 1", "") == []

@@ -69,6 +69,22 @@ def test_one_rtx_pro_6000_runs_qlora() -> None:
     assert (settings.learning_rate, settings.lr_scheduler_type, settings.warmup_ratio) == (5e-5, "linear", 0.1)
     assert (settings.weight_decay, plan.rows_per_step, settings.num_train_epochs) == (0.01, 16, 3.0)
     assert (plan.launch.accel_config, plan.launch.num_processes, plan.launch.fsdp) == ("gpu1.yaml", 1, False)
+    assert (settings.task, settings.dataset, settings.lora_targets) == ("pets", "timm/oxford-iiit-pet", "all-linear")
+    assert (settings.max_new_tokens, settings.eval_size) == (24, 740)
+
+
+def test_the_task_can_be_chosen_on_either_machine() -> None:
+    sql = settle(ask(task="text-to-sql"), machine("rtx-pro-server")).settings
+    assert (sql.task, sql.dataset, sql.quantization, sql.lora_r, sql.lora_targets) == (
+        "text-to-sql", GRETEL, "nf4", 64, "text",
+    )  # fmt: skip
+    pets = settle(ask(task="pets"), machine("b200x8"))
+    assert (pets.settings.quantization, pets.settings.lora_r, pets.settings.lora_targets) == ("none", 16, "all-linear")
+    assert (pets.launch.num_processes, pets.launch.fsdp, pets.settings.dataset) == (8, True, "timm/oxford-iiit-pet")
+    assert (pets.rows_per_step, pets.settings.learning_rate, pets.settings.lr_scheduler_type) == (16, 5e-5, "linear")
+    own = settle(ask(task="pets", per_device_train_batch_size=1), machine("h100x3"))
+    assert (own.rows_per_step, own.sources["gradient_accumulation_steps"]) == (15, "task")
+    assert settle(Request(), machine("b200x8")).settings.task == "text-to-sql"
 
 
 def test_a_cpu_runs_the_embedded_model_on_the_embedded_data() -> None:
@@ -90,15 +106,17 @@ def test_the_embedded_models_values_are_its_own() -> None:
         None,
         "a/b",
     )
-    own_model = settle(ask(model_id="google/gemma-4-E2B-it"), NO_GPU).settings
-    assert (own_model.learning_rate, own_model.dataset, own_model.per_device_train_batch_size) == (1e-5, GRETEL, 1)
+    on_a_cpu = settle(ask(model_id="google/gemma-4-E2B-it"), NO_GPU)
+    assert (on_a_cpu.settings.learning_rate, on_a_cpu.settings.per_device_train_batch_size) == (1e-5, 1)
+    assert on_a_cpu.settings.dataset == EMBEDDED, "a CPU is for trying out"
+    assert any("write --dataset philschmid/gretel-synthetic-text-to-sql" in note for note in on_a_cpu.notes)
 
 
 def test_the_cpu_try_out_of_recipe_b() -> None:
     request = ask(model_id="google/gemma-4-e2b-it", device="cpu", train_size=20, num_train_epochs=1)
     plan = settle(request, machine("rtx-pro-server"))
     assert (plan.profile, plan.reason, plan.launch.use_cpu) == ("cpu", "asked for by --device", True)
-    assert (plan.settings.train_size, plan.settings.num_train_epochs, plan.settings.dataset) == (20, 1.0, GRETEL)
+    assert (plan.settings.train_size, plan.settings.num_train_epochs, plan.settings.dataset) == (20, 1.0, EMBEDDED)
 
 
 def test_each_value_has_its_source_and_a_users_wins() -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from finetune.errors import DataError
-from finetune.rows import Sizes, read, read_file, shuffled, split_sizes
+from finetune.rows import Sizes, arranged, read, read_file, split_sizes
 from finetune.tasks.base import DataSource, Unusable
 
 SOURCE = DataSource("hub/name", rows=12_500, train_size=10_000, eval_size=2_500)
@@ -54,13 +54,13 @@ def test_a_folder_with_train_and_test_files(tmp_path: Path) -> None:
     write(tmp_path / "data" / "train-00000-of-00002.parquet", ROWS[:2])
     write(tmp_path / "data" / "train-00001-of-00002.parquet", ROWS[2:])
     write(tmp_path / "validation.csv", ROWS[:1])
-    tables = read(str(tmp_path), SOURCE, seed=1)
+    tables = read(str(tmp_path))
     assert [len(tables.train), len(tables.test or [])] == [3, 1]
 
 
 def test_a_folder_with_one_file_is_that_file(tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl", ROWS)
-    tables = read(str(tmp_path), SOURCE, seed=1)
+    tables = read(str(tmp_path))
     assert (len(tables.train), tables.test) == (3, None)
 
 
@@ -77,19 +77,19 @@ def test_a_folder_with_one_file_is_that_file(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read(str(tmp_path / name), SOURCE, seed=1)
+        read(str(tmp_path / name))
 
 
 def test_a_folder_without_split_names_says_what_is_there(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", ROWS)
     write(tmp_path / "b.jsonl", ROWS)
     with pytest.raises(DataError, match=r"found a\.jsonl, b\.jsonl"):
-        read(str(tmp_path), SOURCE, seed=1)
+        read(str(tmp_path))
 
 
 def test_a_hub_id_without_the_hub_is_an_error_with_a_hint() -> None:
     with pytest.raises(DataError, match="some/thing: not a local path, and the hub cannot give it") as caught:
-        read("some/thing", SOURCE, seed=1)
+        read("some/thing")
     assert "HF_TOKEN" in caught.value.hint
 
 
@@ -113,5 +113,5 @@ def test_split_sizes(total: int, train_size: int | None, expected: Sizes) -> Non
 
 
 def test_the_order_depends_on_the_seed_alone() -> None:
-    assert shuffled(50, 7) == shuffled(50, 7) != shuffled(50, 8)
-    assert sorted(shuffled(50, 7)) == list(range(50))
+    assert arranged(50, 7) == arranged(50, 7) != arranged(50, 8)
+    assert sorted(arranged(50, 7)) == list(range(50))

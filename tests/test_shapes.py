@@ -51,32 +51,25 @@ AUDIO = {
 def test_the_31b_has_the_published_sizes() -> None:
     text = adapter_size(GEMMA4_31B, "text", 16)
     linear = adapter_size(GEMMA4_31B, "all-linear", 64)
-    assert text is not None and linear is not None
     assert text.modules == {"text": 410}  # 7 x 60, less v_proj on 10 full-attention layers
     assert round(text.total_parameters / 1e6) == 122
     assert round(linear.total_parameters / 1e6) == 534
     assert set(linear.modules) == {"text", "vision"}
 
 
-def peft_size(config: dict[str, Any], targets: str) -> tuple[dict[str, int], int]:
-    """Modules by part, and parameters, that PEFT really adapts on a random model of this config.json."""
+def peft_size(config: dict[str, Any], targets: str, unified: bool = False) -> tuple[dict[str, int], int]:
+    """Modules by part, and parameters, that are really adapted on a random model of this config.json."""
     import torch
-    from peft import get_peft_model
-    from peft.tuners.lora import LoraConfig
-    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+    from transformers import AutoModelForMultimodalLM, Gemma4Config, Gemma4UnifiedConfig
 
-    from finetune.model import TEXT_PROJECTIONS
+    from finetune.model import add_lora, describe
+    from finetune.settings import Settings
 
     with torch.device("meta"):
-        model = Gemma4ForConditionalGeneration(Gemma4Config(**config))
-        lora = LoraConfig(r=4, target_modules=TEXT_PROJECTIONS if targets == "text" else "all-linear")
-        adapted = get_peft_model(model, lora)
-    modules: dict[str, int] = {}
-    for name, module in adapted.named_modules():
-        if hasattr(module, "lora_A"):
-            part = next((part for part in ("vision", "audio") if part in name), "text")
-            modules[part] = modules.get(part, 0) + 1
-    return modules, sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+        kind = Gemma4UnifiedConfig if unified else Gemma4Config
+        model = AutoModelForMultimodalLM.from_config(kind(**config)).requires_grad_(False)
+        adapted = describe(add_lora(model, Settings(lora_r=4, lora_alpha=4, lora_targets=targets)))
+    return {part: count for part, count in adapted.adapted_by_part.items() if count}, adapted.trainable
 
 
 @pytest.mark.parametrize("targets", ["text", "all-linear"])
@@ -85,9 +78,27 @@ def test_numbers_are_those_of_peft(name: str, targets: str) -> None:
     audio = AUDIO if name == "per-layer inputs" else None
     config = {"text_config": {**SMALL, **TEXT_CONFIGS[name]}, "vision_config": VISION, "audio_config": audio}
     size = adapter_size({"model_type": "gemma4", **config}, targets, 4)
-    assert size is not None
     assert (dict(size.modules), size.total_parameters) == peft_size(config, targets)
     assert size.total_modules == sum(size.modules.values())
+
+
+@pytest.mark.parametrize("targets", ["text", "all-linear"])
+def test_numbers_of_the_unified_architecture_are_those_of_peft(targets: str) -> None:
+    text = {key: value for key, value in SMALL.items() if "per_layer_input" not in key}
+    vision = {"mm_embed_dim": 24, "mm_posemb_size": 8, "output_proj_dims": 24}
+    config = {"text_config": {**text, **TEXT_CONFIGS["keys are values"]}, "vision_config": vision}
+    size = adapter_size({"model_type": "gemma4_unified", **config}, targets, 4)
+    assert (dict(size.modules), size.total_parameters) == peft_size(config, targets, unified=True)
+    assert ("vision" in size.modules) is (targets == "all-linear")
+
+
+def test_routers_and_what_hears_are_not_adapted() -> None:
+    text = {**SMALL, **TEXT_CONFIGS["experts"]}
+    with_experts = adapter_size({"model_type": "gemma4", "text_config": text}, "all-linear", 4)
+    without = adapter_size({"model_type": "gemma4", "text_config": {**SMALL}}, "all-linear", 4)
+    assert with_experts == without
+    hears = adapter_size({"model_type": "gemma4", "text_config": text, "audio_config": AUDIO}, "all-linear", 4)
+    assert hears == with_experts
 
 
 def test_a_config_that_transformers_wrote_gives_the_same_numbers(tiny_model: Path) -> None:
@@ -95,14 +106,8 @@ def test_a_config_that_transformers_wrote_gives_the_same_numbers(tiny_model: Pat
 
     written = json.loads((tiny_model / "config.json").read_text())
     size = adapter_size(written, "all-linear", 4)
-    assert size is not None
     parts = {key: written[key] for key in ("text_config", "vision_config", "audio_config")}
     assert (dict(size.modules), size.total_parameters) == peft_size(parts, "all-linear")
-
-
-def test_all_linear_of_the_unified_architecture_is_not_guessed() -> None:
-    assert adapter_size({"model_type": "gemma4_unified", "text_config": {}}, "all-linear", 4) is None
-    assert adapter_size({"model_type": "gemma4_unified", "text_config": {}}, "text", 4) is not None
 
 
 def test_layer_classes_exist() -> None:

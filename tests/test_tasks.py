@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finetune.chat import render
-from finetune.embedded import rows
+from finetune.embedded import ROWS
 from finetune.settings import DEFAULTS, OPTIONS
 from finetune.tasks import TASKS
 from finetune.tasks.base import Example, Unusable
@@ -22,13 +22,17 @@ def test_names_defaults_and_verdicts_hold_together(task: Any) -> None:
     assert TASKS[task.NAME] is task
     assert task.DESCRIPTION and task.COLUMNS
     assert task.DEFAULTS.keys() <= OPTIONS.keys()
-    assert task.UNSCORABLE in task.VERDICTS and task.VERDICTS[0] != task.UNSCORABLE
+    assert task.UNSCORABLE is None or task.UNSCORABLE in task.VERDICTS[1:]
+    assert task.NAME in ROWS, "a newcomer can try it without a data set"
     assert task.SOURCE.train_size + task.SOURCE.eval_size <= task.SOURCE.rows
 
 
 @EVERY_TASK
 def test_gold_answers_are_all_right_and_nonsense_is_not(task: Any, tokenizer: Any) -> None:
-    examples = [task.to_example(row, number) for number, row in enumerate(rows("test", 30, 5), start=1)]
+    rows = ROWS[task.NAME]("test", 30, 5)
+    survey = task.survey(rows)
+    examples = [task.to_example(row, number, survey) for number, row in enumerate(rows, start=1)]
+    assert all(bool(example.images) is task.IMAGES for example in examples)
     assert all(isinstance(example, Example) for example in examples)
     gold = task.score(examples, [example.answer for example in examples])
     assert {verdict.label for verdict in gold.verdicts} <= {task.VERDICTS[0], task.UNSCORABLE}
@@ -45,8 +49,9 @@ def test_gold_answers_are_all_right_and_nonsense_is_not(task: Any, tokenizer: An
 @EVERY_TASK
 @pytest.mark.parametrize("spoiled", [None, "", "   ", 3, ["x"]])
 def test_a_spoiled_column_makes_a_row_unusable_for_a_reason_that_names_it(task: Any, spoiled: Any) -> None:
-    row = rows("test", 1, 5)[0]
-    for column in task.COLUMNS:
+    rows = ROWS[task.NAME]("test", 6, 5)
+    survey, row = task.survey(rows), rows[0]
+    for column in task.COLUMNS[1:] if task.IMAGES else task.COLUMNS:
         for bad in ({**row, column: spoiled}, {name: value for name, value in row.items() if name != column}):
-            made = task.to_example(bad, 1)
+            made = task.to_example(bad, 1, survey)
             assert isinstance(made, Unusable) and made.reason.startswith(column)

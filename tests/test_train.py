@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from PIL import Image
 from transformers import TrainerCallback
 
 from finetune import data, train
 from finetune.data import IGNORED
 from finetune.errors import TrainingError
-from finetune.model import add_lora, load_base, load_tokenizer
+from finetune.model import add_lora, load_base
 from finetune.plan import Launch, Plan
+from finetune.reader import load_reader
 from finetune.settings import Settings
 from finetune.tasks import TASKS
 
@@ -51,10 +53,11 @@ class Gradients(TrainerCallback):
 
 def trained(plan: Plan) -> tuple[list[dict[str, torch.Tensor]], train.ProgressLines]:
     """The gradients of a run of the plan, step by step, and its history."""
-    tokenizer = load_tokenizer(plan.settings)
-    prepared = data.prepare(TASKS["text-to-sql"], plan.settings, tokenizer, train=True)
+    task = TASKS[plan.settings.task]
+    reader = load_reader(plan.settings, task.IMAGES)
+    prepared = data.prepare(task, plan.settings, reader, train=True)
     model = add_lora(load_base(plan, torch.device("cpu")), plan.settings)
-    trainer, progress = train.build(plan, model, tokenizer, prepared.train)
+    trainer, progress = train.build(plan, model, reader, prepared)
     gradients = Gradients()
     trainer.add_callback(gradients)
     trainer.train()
@@ -81,6 +84,33 @@ def test_micro_batches_do_not_change_the_update(tiny_model: Path, tmp_path: Path
     changes = {"batching": batching, "learning_rate": 1e-6}  # the steps' weights must stay comparable
     whole, _ = trained(plan(tiny_model, tmp_path, **changes, per_device_train_batch_size=8))
     assert len(whole) == 3, "22 rows in steps of 8"
+    for size, steps in ((4, 2), (1, 8)):
+        split, _ = trained(
+            plan(
+                tiny_model, tmp_path, **changes,
+                per_device_train_batch_size=size, gradient_accumulation_steps=steps,
+            )
+        )  # fmt: skip
+        assert_same_gradients(split, whole, tolerance=1e-5)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of 2 x 7 images of many shapes."""
+    for number in range(14):
+        folder = tmp_path / "photos" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image = Image.effect_mandelbrot((60 + 20 * number, 100), (-2, -1.5, 1, 1.5), 20 + 9 * number)
+        image.convert("RGB").save(folder / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def test_micro_batches_of_images_do_not_change_the_update(tiny_model: Path, tmp_path: Path, photos: Path) -> None:
+    """Fillers, which have an image as well, change nothing either: 11 rows to train on, in steps of 8."""
+    changes = {"task": "pets", "dataset": str(photos), "train_size": 11, "learning_rate": 1e-6}
+    changes |= {"lora_targets": "all-linear"}
+    whole, _ = trained(plan(tiny_model, tmp_path, **changes, per_device_train_batch_size=8))
+    assert any("vision_tower" in name and value.abs().sum() > 0 for name, value in whole[0].items())
     for size, steps in ((4, 2), (1, 8)):
         split, _ = trained(
             plan(
@@ -148,13 +178,13 @@ def test_fillers_make_whole_micro_batches_and_carry_no_labels(count: int, multip
 
 def test_a_loss_that_is_no_number_names_the_rows(tiny_model: Path, tmp_path: Path) -> None:
     bad = plan(tiny_model, tmp_path, per_device_train_batch_size=4)
-    tokenizer = load_tokenizer(bad.settings)
-    prepared = data.prepare(TASKS["text-to-sql"], bad.settings, tokenizer, train=True)
+    reader = load_reader(bad.settings, images=False)
+    prepared = data.prepare(TASKS["text-to-sql"], bad.settings, reader, train=True)
     model = add_lora(load_base(bad, torch.device("cpu")), bad.settings)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.fill_(float("nan"))
-    trainer, _ = train.build(bad, model, tokenizer, prepared.train)
+    trainer, _ = train.build(bad, model, reader, prepared)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 1; the batch held rows \d+, \d+, \d+, \d+\n"):
         trainer.train()
 

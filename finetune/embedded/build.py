@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice, takewhile
 from pathlib import Path
+from random import Random
 
 import torch
+from PIL import Image, ImageDraw
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Gemma4ForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import Gemma4ForConditionalGeneration, Gemma4Processor, PreTrainedTokenizerFast
 
 from finetune.chat import Rendered, render
 from finetune.embedded.sql_rows import Asked, questions
@@ -33,6 +35,8 @@ QUESTIONS_PER_SCHEMA = 4
 PEAK_LEARNING_RATE = 3e-3
 WARMUP_SHARE = 0.03
 WEIGHT_DECAY = 0.05
+PATCH_STD, POSITION_STD = 0.2, 0.3
+"""Of the vision tower's first weights: what is in a patch counts for more than where it is."""
 _IGNORED = -100  # label of a token that is not to be predicted
 _PADDING = -1  # branch of a token that is not there
 
@@ -67,7 +71,9 @@ def build(out: Path, minutes: float) -> None:
     held_out = list(islice(chain.from_iterable(questions("test", SEED, per_schema=1)), 200))
     share = exact_match(model, tokenizer, held_out)
     print(f"exact match on {len(held_out)} held-out questions: {share:.1%}", flush=True)
-    new_processor(tokenizer).save_pretrained(out)
+    processor = new_processor(tokenizer)
+    start_vision(model, processor)
+    processor.save_pretrained(out)
     model.to(torch.bfloat16).save_pretrained(out)
 
 
@@ -205,6 +211,48 @@ def _set_initial_scales(model: Gemma4ForConditionalGeneration) -> None:
         for layer in text_model.layers:
             for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
                 norm.weight.fill_(layer.self_attn.head_dim**-0.25)
+
+
+@torch.no_grad()
+def start_vision(model: Gemma4ForConditionalGeneration, processor: Gemma4Processor) -> None:
+    """Give the vision tower random weights that an adapter can start from. Nothing is learned.
+
+    transformers' own initial scales suit towers that are trained for long: here patches would differ by less than
+    their positions, and all images would reach the text model as nearly the same tokens. The tower's output is
+    standardised as in a trained Gemma 4: by mean and deviation over images.
+    """
+    tower, projection = model.model.vision_tower, model.model.embed_vision.embedding_projection
+    torch.manual_seed(SEED)
+    tower.patch_embedder.input_proj.weight.normal_(std=PATCH_STD)
+    tower.patch_embedder.position_embedding_table.normal_(std=POSITION_STD)
+    for layer in tower.encoder.layers:
+        for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+            norm.weight.fill_(layer.self_attn.head_dim**-0.25)
+    projection.weight.normal_(std=projection.in_features**-0.5)
+    tower.std_bias.zero_()
+    tower.std_scale.fill_(1.0)
+    images = [_shapes(Random(number)) for number in range(48)]
+    inputs = processor.image_processor(images=images, return_tensors="pt")
+    seen = tower(inputs["pixel_values"], inputs["image_position_ids"]).last_hidden_state
+    tower.std_bias.copy_(seen.mean(0))
+    tower.std_scale.copy_(1 / seen.std(0))
+
+
+def _shapes(random: Random) -> Image.Image:
+    """Six rectangles and ellipses in any colours: an image that shows nothing."""
+
+    def colour() -> tuple[int, ...]:
+        return tuple(random.randrange(256) for _ in range(3))
+
+    side = 384
+    image = Image.new("RGB", (side, side), colour())
+    pen = ImageDraw.Draw(image)
+    for number in range(6):
+        x, y = random.randrange(side), random.randrange(side)
+        width, height = random.randrange(20, 120), random.randrange(20, 120)
+        draw = pen.ellipse if number % 2 else pen.rectangle
+        draw((x - width, y - height, x + width, y + height), fill=colour())
+    return image
 
 
 def _tokens(tokenizer: PreTrainedTokenizerFast, rendered: Rendered) -> tuple[list[int], int]:

@@ -1,8 +1,11 @@
 """What a task is: it turns rows of a data set into examples, and scores what a model answered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Row = Mapping[str, Any]
 Split = Literal["train", "test"]
@@ -16,18 +19,32 @@ class Message:
     content: str
 
 
+class Picture(Protocol):
+    """An image that is somewhere, and is only read when it is needed (pictures.py has the kinds)."""
+
+    @property
+    def name(self) -> str:
+        """How a message names it: a file's name, or `image of row 12`."""
+        ...
+
+    def open(self) -> "Image":
+        """Read it, as it is stored. Raises what PIL and the file system raise; see pictures.as_seen."""
+        ...
+
+
 @dataclass(frozen=True)
 class Example:
     """One row, ready to be rendered: what the model is asked, and what it should answer.
 
-    `row` is the row's number in its source (from 0), so that a message can name it. `context` holds
-    what scoring needs beyond the answer (for text-to-SQL the schema the queries run on).
+    `row` is the row's number in its source (from 1), so that a message can name it. `images` stand before the
+    text of the last user turn. `context` holds what scoring needs beyond the answer (for text-to-SQL the schema
+    the queries run on).
     """
 
     row: int
     prompt: tuple[Message, ...]
     answer: str
-    images: tuple[Any, ...] = ()
+    images: tuple[Picture, ...] = ()
     context: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -59,11 +76,25 @@ class Metric:
 
 
 @dataclass(frozen=True)
+class Confusion:
+    """Which class was answered where which was right. `counts[expected, answered]` is a number of examples.
+
+    `classes` are all that the prompt names, in its order. What was answered may also be one of `others`: an answer
+    that names no class, or several.
+    """
+
+    classes: tuple[str, ...]
+    others: tuple[str, ...]
+    counts: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True)
 class Score:
     """`metrics[0]` is the task's headline number. `verdicts` has one entry an example, in order."""
 
     metrics: tuple[Metric, ...]
     verdicts: tuple[Verdict, ...]
+    confusion: Confusion | None = None
 
 
 @dataclass(frozen=True)
@@ -88,11 +119,21 @@ class Task(Protocol):
     """Settings that differ from the profile's for this task, by field name of settings.Settings."""
     VERDICTS: tuple[str, ...]
     """Every label a verdict can carry, best first. VERDICTS[0] is the only success."""
-    UNSCORABLE: str
-    """The one label of VERDICTS that says nothing about the model."""
+    UNSCORABLE: str | None
+    """The one label of VERDICTS that says nothing about the model, if there is one."""
+    ROWS_PER_STEP: int | None
+    """Rows of an optimizer step, however many GPUs share them; None for the profile's own."""
+    IMAGES: bool
+    """Whether a row holds an image, under COLUMNS[0]."""
+    STRATIFIED: bool
+    """Whether a cut of the data keeps the shares of the answers (which are classes then)."""
 
-    def to_example(self, row: Row, number: int) -> Example | Unusable:
-        """Row -> Example, or why not. Pure."""
+    def survey(self, rows: Iterable[Row]) -> Any:
+        """What each example has to know of all rows of both splits, such as the names of the classes. Pure."""
+        ...
+
+    def to_example(self, row: Row, number: int, survey: Any = None) -> Example | Unusable:
+        """Row -> Example, or why not. `survey` is what `survey` returned. Pure."""
         ...
 
     def score(self, examples: Sequence[Example], completions: Sequence[str]) -> Score:

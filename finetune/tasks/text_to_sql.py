@@ -1,6 +1,6 @@
 """Text-to-SQL: a question and a schema in, one SQL statement out, judged by running it in SQLite."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from finetune.tasks import sql_verdicts
@@ -12,7 +12,10 @@ SOURCE = DataSource("philschmid/gretel-synthetic-text-to-sql", rows=12_500, trai
 COLUMNS: tuple[str, ...] = ("sql_prompt", "sql_context", "sql")
 DEFAULTS: Mapping[str, Any] = {"lora_targets": "text"}
 VERDICTS: tuple[str, ...] = sql_verdicts.VERDICTS
-UNSCORABLE = sql_verdicts.UNSCORABLE
+UNSCORABLE: str | None = sql_verdicts.UNSCORABLE
+ROWS_PER_STEP: int | None = None
+IMAGES = False
+STRATIFIED = False
 
 SYSTEM = (
     "You translate questions into SQL. The user gives a database schema and a question about it. "
@@ -26,7 +29,11 @@ def user_prompt(schema: str, question: str) -> str:
     return f"<SCHEMA>\n{schema}\n</SCHEMA>\n<QUESTION>\n{question}\n</QUESTION>"
 
 
-def to_example(row: Row, number: int) -> Example | Unusable:
+def survey(rows: Iterable[Row]) -> None:
+    """Each row stands alone."""
+
+
+def to_example(row: Row, number: int, survey: None = None) -> Example | Unusable:
     """One row of the gretel layout -> Example. Rows with a missing, non-text or empty column are unusable."""
     values = []
     for column in COLUMNS:

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from finetune import data, train
-from finetune.model import add_lora, load_base, load_tokenizer
+from finetune.model import add_lora, load_base
+from finetune.reader import load_reader
 from finetune.tasks import TASKS
 from tests.test_train import plan
 
@@ -22,11 +23,9 @@ def measure(dataset: str, batching: str, folder: Path) -> tuple[float, float]:
         Path("embedded"), folder, dataset=dataset, batching=batching, train_size=400, max_length=2048,
         per_device_train_batch_size=8, learning_rate=1e-4,
     )  # fmt: skip
-    tokenizer = load_tokenizer(run.settings)
-    prepared = data.prepare(TASKS["text-to-sql"], run.settings, tokenizer, train=True)
-    trainer, _ = train.build(
-        run, add_lora(load_base(run, torch.device("cpu")), run.settings), tokenizer, prepared.train
-    )
+    reader = load_reader(run.settings, images=False)
+    prepared = data.prepare(TASKS["text-to-sql"], run.settings, reader, train=True)
+    trainer, _ = train.build(run, add_lora(load_base(run, torch.device("cpu")), run.settings), reader, prepared)
     lengths = [len(trainer.train_dataset[index]["input_ids"]) for index in trainer.order]
     padded = sum(
         max(lengths[start : start + 8]) * len(lengths[start : start + 8]) for start in range(0, len(lengths), 8)
