@@ -66,6 +66,7 @@ def prepare(
             missing = missing_classes(selected.survey, {row.example.answer for row in rows})
             selected.notes.extend([missing] if missing else [])
     scored = _to_score(selected, settings, reader, split)
+    left_out = [f"{name}: left out {count.reasons()}" for name, count in selected.counts.items() if count.dropped]
     dataset = Dataset.from_dict(
         {
             "input_ids": [row.prompt + row.completion for row in rows],
@@ -80,7 +81,7 @@ def prepare(
         "tokens": sum(lengths),
         "supervised_tokens": sum(len(row.completion) for row in rows),
         "longest_row": max(lengths, default=0),
-        "notes": selected.notes,
+        "notes": [*selected.notes, *left_out],
     }
     prompts = Prompts([row.prompt for row in scored], [row.example.images for row in scored])
     pictures = [row.example.images for row in rows]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import Sampler
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -121,6 +122,13 @@ class Trainer(SFTTrainer):
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.float32)
+        plugin = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
+        if plugin is not None and plugin.mixed_precision_policy is not None:
+            # accelerate's policy is bf16 throughout: gradients would be summed over micro-batches and ranks in bf16,
+            # and the loss be rounded to it.
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(
+                param_dtype=plugin.mixed_precision_policy.param_dtype, reduce_dtype=torch.float32
+            )
         self.order = order
         # Gemma 4 classes say False, and the Trainer would average means of micro-batches. The loss is TRL's,
         # which does divide by the tokens of the whole step.

@@ -22,10 +22,10 @@ ROOT = Path(__file__).parent.parent
 MACHINE = asdict(Machine(cpu_cores=2))
 
 
-def two_ranks(tmp_path: Path) -> Launch:
-    """The shipped FSDP2 config, on the CPU: gloo, fp32, two processes."""
+def two_ranks(tmp_path: Path, mixed_precision: str = "no") -> Launch:
+    """The shipped FSDP2 config, on the CPU: gloo, two processes."""
     config = yaml.safe_load((launch.ACCEL_CONFIGS / "fsdp2.yaml").read_text())
-    config |= {"num_processes": 2, "mixed_precision": "no"}
+    config |= {"num_processes": 2, "mixed_precision": mixed_precision}
     path = tmp_path / "fsdp2.yaml"
     path.write_text(yaml.safe_dump(config))
     return Launch(str(path), 2, fsdp=True, use_cpu=False, bf16=False, fsdp_layer_class="Gemma4TextDecoderLayer")
@@ -116,6 +116,24 @@ def test_generation_is_sharded_and_gathered_in_order(runs: dict[str, Path], when
     assert sum(a["completion"] == b["completion"] for a, b in zip(one, two, strict=True)) >= 12
     # Answers of many lengths: the ranks finish their batches at different steps, and must still keep together.
     assert len({len(row["completion"]) for row in two}) >= 5
+
+
+def test_bf16_ranks_sum_their_gradients_in_fp32(tiny_model: Path, tmp_path: Path) -> None:
+    """Weights are gathered and multiplied in bf16, the adapter and what is added up over 32 micro-batches is not."""
+    settings = Settings(
+        model_id=str(tiny_model), dataset="embedded", train_size=8, eval_size=0, lora_dropout=0.0, save_strategy="no",
+        num_train_epochs=1, gradient_accumulation_steps=4, logging_steps=1, output_dir=str(tmp_path / "out"),
+    )  # fmt: skip
+    bf16 = replace(two_ranks(tmp_path, "bf16"), bf16=True)
+    done = start(Plan("run", settings, {}, "two", "a test", bf16, MACHINE), tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    policies = {line for line in done.stderr.splitlines() if line.startswith("precision:")}
+    assert len(policies) == 1
+    assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=None" in policies.pop()
+    run = results(tmp_path / "out", "run.json")
+    assert run["model"]["dtypes"]["float32"]["bytes"] == 4 * run["model"]["trainable"]
+    assert set(run["model"]["dtypes"]) == {"bfloat16", "float32"}
+    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in adapter(tmp_path / "out").values())
 
 
 def test_two_processes_that_form_no_group_are_an_error(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import sys
 from typing import Any
 
 import torch
+import transformers
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import fully_shard
 
 
 def _prepare_backend(self: PartialState, *args: Any, **kwargs: Any) -> tuple[str, DistributedType]:
@@ -21,10 +23,18 @@ def _set_device(self: PartialState) -> None:
     self.device = torch.device("cpu")
 
 
+def _fully_shard(module: Any, **kwargs: Any) -> Any:
+    """FSDP2's own, which says with what precision it is asked for."""
+    print("precision:", kwargs["mp_policy"], file=sys.stderr)
+    return fully_shard(module, **kwargs)
+
+
 if __name__ == "__main__":
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState._prepare_backend = _prepare_backend
         PartialState.set_device = _set_device
+        transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+        torch.distributed.fsdp.fully_shard = _fully_shard
     from finetune.worker import main
 
     sys.exit(main(sys.argv[1]))
