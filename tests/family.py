@@ -15,13 +15,10 @@ from transformers import (
     Gemma4AudioConfig,
     Gemma4AudioFeatureExtractor,
     Gemma4Config,
-    Gemma4ImageProcessor,
-    Gemma4Processor,
     Gemma4TextConfig,
     Gemma4UnifiedConfig,
     Gemma4UnifiedTextConfig,
     Gemma4UnifiedVisionConfig,
-    Gemma4VideoProcessor,
     Gemma4VisionConfig,
     GenerationConfig,
     PreTrainedTokenizerFast,
@@ -32,6 +29,7 @@ from transformers.models.gemma4_unified.video_processing_gemma4_unified import G
 
 from finetune.chat import END_OF_TURN_TOKEN
 from finetune.embedded import base_dir
+from finetune.embedded.tiny import new_processor
 from finetune.embedded.tokenizer import VIDEO_TOKEN
 
 MEMBERS = ("e2b", "31b", "26b", "12b")
@@ -123,15 +121,13 @@ def _config(name: str, tokenizer: PreTrainedTokenizerFast) -> Any:
 
 
 def _processor(name: str, tokenizer: PreTrainedTokenizerFast) -> Any:
-    unified = name == "12b"
-    kind = Gemma4UnifiedProcessor if unified else Gemma4Processor
-    images = Gemma4UnifiedImageProcessor if unified else Gemma4ImageProcessor
-    videos = Gemma4UnifiedVideoProcessor if unified else Gemma4VideoProcessor
-    return kind(
-        feature_extractor=Gemma4AudioFeatureExtractor(),
-        image_processor=images(max_soft_tokens=SOFT_TOKENS),
-        tokenizer=tokenizer,
-        video_processor=videos(),
+    if name != "12b":
+        return new_processor(tokenizer)
+    return Gemma4UnifiedProcessor(
+        Gemma4AudioFeatureExtractor(),
+        Gemma4UnifiedImageProcessor(max_soft_tokens=SOFT_TOKENS),
+        tokenizer,
+        Gemma4UnifiedVideoProcessor(),
         chat_template=tokenizer.chat_template,
         image_seq_length=SOFT_TOKENS,
     )

@@ -79,19 +79,20 @@ def assert_same_gradients(
             assert (left[name] - value).norm() / size < tolerance, f"step {step}: {name}"
 
 
+def split_alike(model: Path, folder: Path, **changes: Any) -> list[dict[str, torch.Tensor]]:
+    """The gradients of steps of 8 rows, after seeing that they are the same in micro-batches of 4 and of 1."""
+    changes = {"learning_rate": 1e-6, **changes}  # the steps' weights must stay comparable
+    whole, _ = trained(plan(model, folder, **changes, per_device_train_batch_size=8))
+    for size, steps in ((4, 2), (1, 8)):
+        shared = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        split, _ = trained(plan(model, folder, **changes, **shared))
+        assert_same_gradients(split, whole, tolerance=1e-5)
+    return whole
+
+
 @pytest.mark.parametrize("batching", ["length-grouped", "shuffled"])
 def test_micro_batches_do_not_change_the_update(tiny_model: Path, tmp_path: Path, batching: str) -> None:
-    changes = {"batching": batching, "learning_rate": 1e-6}  # the steps' weights must stay comparable
-    whole, _ = trained(plan(tiny_model, tmp_path, **changes, per_device_train_batch_size=8))
-    assert len(whole) == 3, "22 rows in steps of 8"
-    for size, steps in ((4, 2), (1, 8)):
-        split, _ = trained(
-            plan(
-                tiny_model, tmp_path, **changes,
-                per_device_train_batch_size=size, gradient_accumulation_steps=steps,
-            )
-        )  # fmt: skip
-        assert_same_gradients(split, whole, tolerance=1e-5)
+    assert len(split_alike(tiny_model, tmp_path, batching=batching)) == 3, "22 rows in steps of 8"
 
 
 @pytest.fixture
@@ -106,19 +107,10 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_micro_batches_of_images_do_not_change_the_update(tiny_model: Path, tmp_path: Path, photos: Path) -> None:
-    """Fillers, which have an image as well, change nothing either: 11 rows to train on, in steps of 8."""
-    changes = {"task": "pets", "dataset": str(photos), "train_size": 11, "learning_rate": 1e-6}
-    changes |= {"lora_targets": "all-linear"}
-    whole, _ = trained(plan(tiny_model, tmp_path, **changes, per_device_train_batch_size=8))
+    """Fillers, which have an image as well, change nothing either: 11 rows to train on."""
+    changes = {"task": "pets", "dataset": str(photos), "train_size": 11, "lora_targets": "all-linear"}
+    whole = split_alike(tiny_model, tmp_path, **changes)
     assert any("vision_tower" in name and value.abs().sum() > 0 for name, value in whole[0].items())
-    for size, steps in ((4, 2), (1, 8)):
-        split, _ = trained(
-            plan(
-                tiny_model, tmp_path, **changes,
-                per_device_train_batch_size=size, gradient_accumulation_steps=steps,
-            )
-        )  # fmt: skip
-        assert_same_gradients(split, whole, tolerance=1e-5)
 
 
 def test_training_lowers_the_loss_and_keeps_its_history(tiny_model: Path, tmp_path: Path) -> None:
