@@ -71,6 +71,7 @@ EMBEDDED_TASKS: Mapping[str, Mapping[str, Any]] = {
     "pets": {
         "lora_r": 64,
         "lora_alpha": 64,
+        "learning_rate": 2e-3,
         "per_device_train_batch_size": 8,
         "max_new_tokens": 16,
         "logging_steps": 10,
