@@ -11,10 +11,13 @@ finetune/worker.py, in the processes that `run`, `evaluate` and `merge` start.
 """
 
 import os
+import signal
 import sys
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import mkdtemp
+from types import FrameType
 
 import click
 
@@ -75,7 +78,7 @@ def run(request: Request, hf_token: str | None, dry_run: bool) -> None:
 def plan(request: Request, hf_token: str | None, json: bool) -> None:
     """Say what `run` would do here, and why. Does nothing."""
     settled = _plan(replace(request, what_if=True), hf_token)
-    click.echo(settled.to_json() if json else describe(settled), nl=False)
+    click.echo(settled.to_json() if json else describe(settled, nodes=request.nodes), nl=False)
 
 
 @cli.command(
@@ -129,8 +132,10 @@ def _plan(request: Request, hf_token: str | None) -> Plan:
 
 def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
     settled = _plan(replace(request, what_if=dry_run), hf_token)
-    path = Path(settled.settings.output_dir) / PLAN_FILES[settled.command]
-    click.echo(describe(settled, str(path)), nl=False)
+    # Only the first node writes the results; what the others need of the plan is of this moment.
+    home = settled.settings.output_dir if request.nodes.leads or dry_run else mkdtemp(prefix="gemma4-finetune-")
+    path = Path(home) / PLAN_FILES[settled.command]
+    click.echo(describe(settled, str(path), request.nodes), nl=False)
     if dry_run:
         return
     try:
@@ -138,16 +143,21 @@ def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
         path.write_text(settled.to_json(), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}", "write another --output-dir") from error
-    launch.execute(settled, path, hf_token)
+    launch.execute(settled, path, hf_token, request.nodes)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. A user's mistake is told in a line and a hint, and gives its exit code."""
+    signal.signal(signal.SIGTERM, _stop)  # as PID 1 of a container, which the signal's default does not end
     try:
         cli.main(arguments, prog_name="entrypoint.py")
     except FinetuneError as error:
         click.echo(error, err=True)
         sys.exit(error.exit_code)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from finetune.errors import FinetuneError, UsageError
 from finetune.facts import Facts
 from finetune.fit import size_of
 from finetune.hardware import Machine
+from finetune.nodes import COUNT, find_missing
 from finetune.request import Request
 from finetune.tasks import TASKS
 
@@ -47,6 +48,7 @@ def find_problems(run: Proposal) -> list[FinetuneError]:
             f"{values['output_dir']} holds the results of an earlier run",
             "write another --output-dir, or add --overwrite to replace them",
         )
+    problems += _node_problems(run)
     if run.request.command == "merge":
         problems += _merge_problems(run)
     if values["attn_implementation"] == "flash_attention_2":
@@ -55,11 +57,13 @@ def find_problems(run: Proposal) -> list[FinetuneError]:
             "flash_attention_2 takes heads of at most 256, and Gemma 4's full-attention layers have heads of 512",
             "write --attn-implementation sdpa",
         )
+    one_node = f" (and unset {COUNT})" if run.request.nodes.count > 1 else ""
     if values["quantization"] == "nf4" and run.processes > 1:
         wrong(
             "quantization",
             f"nf4 runs on one GPU: FSDP2 cannot shard its packed weights over {run.processes}",
-            f"write --profile gpu --quantization nf4 for one GPU, or --quantization none for all {run.processes}",
+            f"write --profile gpu --quantization nf4 for one GPU{one_node}, or --quantization none "
+            f"for all {run.processes}",
         )
     if values["push_to_hub"] and not run.facts.has_token:
         wrong(
@@ -86,6 +90,17 @@ def find_problems(run: Proposal) -> list[FinetuneError]:
     if run.request.command == "evaluate" and values["eval_size"] == 0:
         wrong("eval_size", "0 rows leave nothing to evaluate", "write --eval-size 200, or leave it out")
     return problems
+
+
+def _node_problems(run: Proposal) -> list[FinetuneError]:
+    nodes = run.request.nodes
+    if nodes.count == 1:
+        return []
+    if run.request.command == "merge":
+        return [UsageError(f"{COUNT}: {nodes.count}, but a merge is one machine's work", f"unset {COUNT}")]
+    if not run.gpus:
+        return [UsageError(f"{COUNT}: {nodes.count}, but there is no GPU to use here", f"unset {COUNT} on a CPU")]
+    return [] if run.request.what_if else find_missing(nodes)
 
 
 def find_notes(run: Proposal) -> list[str]:

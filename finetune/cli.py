@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from finetune import nodes
 from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.plan import Plan
 from finetune.request import CHOICES, PROFILE, Raw, Request, from_config, from_environment, merge, unknown_flag
@@ -70,9 +71,11 @@ class SettingsCommand(click.Command):
         config, config_problems = from_config(Path(typed["config"])) if typed["config"] else ({}, [])
         environment, environment_problems = from_environment(os.environ)
         given, value_problems = merge(flags, environment, config)
+        place, node_problems = nodes.from_environment(os.environ)
         saved, plan_problems = _read_plan(typed.get("plan"))
         split, split_problems = _split(typed.get("split") or "test")
         problems += flag_problems + config_problems + environment_problems + value_problems + split_problems
+        problems += node_problems
         if plan_problems:
             raise UsageErrors(problems + plan_problems)
         if typed["hf_token"]:
@@ -80,7 +83,12 @@ class SettingsCommand(click.Command):
         ctx.params = {name: typed[name] for name in ("dry_run", "json") if name in typed}
         ctx.params["hf_token"] = typed["hf_token"]
         ctx.params["request"] = Request(
-            given=given, adapter=typed.get("adapter"), split=split, saved=saved, problems=tuple(problems)
+            given=given,
+            adapter=typed.get("adapter"),
+            split=split,
+            saved=saved,
+            nodes=place,
+            problems=tuple(problems),
         )
         return []
 

@@ -5,7 +5,8 @@ from textwrap import wrap
 
 from finetune.hardware import Gpu, Machine
 from finetune.launch import command
-from finetune.plan import Plan
+from finetune.nodes import ALONE, Nodes
+from finetune.plan import Launch, Plan
 from finetune.settings import DEFAULTS, OPTIONS
 from finetune.tasks import TASKS
 
@@ -16,16 +17,16 @@ TITLES = {"run": "fine-tune"}
 SHOWN_ELSEWHERE = ("task", "model_id", "dataset", "output_dir")
 
 
-def describe(plan: Plan, plan_path: str = "plan.json") -> str:
+def describe(plan: Plan, plan_path: str = "plan.json", nodes: Nodes = ALONE) -> str:
     """What the plan does and why, section by section; then the values that are not the defaults."""
     lines = [f"gemma4-finetune: {TITLES.get(plan.command, plan.command)}, task {plan.settings.task}", ""]
-    for title, text in _sections(plan, plan_path):
+    for title, text in _sections(plan, plan_path, nodes):
         lines += _block(title, text)
     lines += ["", "settings that differ from the defaults (value, from where):"]
     return "\n".join(lines + _settings(plan)) + "\n"
 
 
-def _sections(plan: Plan, plan_path: str) -> Iterator[tuple[str, str]]:
+def _sections(plan: Plan, plan_path: str, nodes: Nodes) -> Iterator[tuple[str, str]]:
     yield "machine", _machine(plan)
     yield "profile", f"{plan.profile}: {plan.reason}"
     yield "model", _model(plan)
@@ -36,7 +37,7 @@ def _sections(plan: Plan, plan_path: str) -> Iterator[tuple[str, str]]:
         yield "data", _data(plan)
         yield "measures", _measures(plan)
     yield "leaves", _leaves(plan)
-    yield "launch", " ".join(command(plan, plan_path, "python"))
+    yield "launch", " ".join(command(plan, plan_path, "python", nodes))
     for note in plan.notes:
         yield "note", note
 
@@ -64,12 +65,16 @@ def _model(plan: Plan) -> str:
     if plan.command == "merge":
         return f"{plan.settings.model_id}, in its own precision, and the adapter {plan.adapter_path}"
     precision = "NF4" if plan.settings.quantization == "nf4" else "bf16" if plan.launch.bf16 else "fp32"
-    processes = plan.launch.num_processes
-    where = (
-        "on the CPU" if plan.launch.use_cpu else f"sharded over {processes} GPUs" if plan.launch.fsdp else "on one GPU"
-    )
+    where = "on the CPU" if plan.launch.use_cpu else _sharding(plan.launch) if plan.launch.fsdp else "on one GPU"
     adapter = f", with the adapter {plan.adapter_path}" if plan.adapter_path else ""
     return f"{plan.settings.model_id} in {precision}, {where}{adapter}"
+
+
+def _sharding(launch: Launch) -> str:
+    if launch.num_nodes > 1 and launch.processes_per_node > 1:
+        return f"sharded over the {launch.processes_per_node} GPUs of each of {launch.num_nodes} nodes"
+    nodes = f" of {launch.num_nodes} nodes" if launch.num_nodes > 1 else ""
+    return f"sharded over {launch.num_processes} GPUs{nodes}"
 
 
 def _trains(plan: Plan) -> str:

@@ -240,7 +240,9 @@ def _look_at_outputs(out: str, results: str | None, troubles: list[Trouble]) -> 
         if not nearest.is_dir():
             troubles.append(Trouble("output_dir", f"{nearest} is a file; expected a folder", "write another folder"))
         elif not os.access(nearest, os.W_OK | os.X_OK):
-            troubles.append(Trouble("output_dir", f"{nearest} cannot be written to", "write another folder"))
+            user = os.getuid()
+            hint = f"write another folder, or make it user {user}'s; a bucket: mount it with uid={user} and gid={user}"
+            troubles.append(Trouble("output_dir", f"{nearest} cannot be written to by user {user}", hint))
     if results and "://" not in results:
         nearest = _nearest_existing(Path(results).parent)
         if Path(results).is_dir():

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from finetune.plan import Plan
+from finetune.nodes import ADDRESS, ALONE, Nodes
+from finetune.plan import Launch, Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCEL_CONFIGS = ROOT / "accel_configs"
@@ -15,11 +16,13 @@ LAUNCHER = "finetune.launcher"
 WORKER = "finetune.worker"
 OTHERS = ("ACCELERATE_", "FSDP_", "FINETUNE_", "PARALLELISM_CONFIG_")
 """Prefixes of variables that would change what the plan says."""
+RENDEZVOUS_TIMEOUT_S = 1800
+"""How long the first node waits for the last: nodes are made, and pull the image, one after the other."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
-def command(plan: Plan, plan_path: Path | str, python: str = sys.executable) -> list[str]:
-    """The argv that starts the plan's processes. An absolute `accel_config` is used as it is."""
+def command(plan: Plan, plan_path: Path | str, python: str = sys.executable, nodes: Nodes = ALONE) -> list[str]:
+    """The argv that starts this node's processes of the plan. An absolute `accel_config` is used as it is."""
     launch = plan.launch
     argv = [python, "-m", LAUNCHER, "--config_file", str(ACCEL_CONFIGS / launch.accel_config)]
     argv += ["--num_processes", str(launch.num_processes)]
@@ -29,7 +32,21 @@ def command(plan: Plan, plan_path: Path | str, python: str = sys.executable) -> 
         argv += ["--fsdp_transformer_layer_cls_to_wrap", launch.fsdp_layer_class]
     if launch.gpus is not None:
         argv += ["--gpu_ids", ",".join(map(str, launch.gpus))]
+    if launch.num_nodes > 1:
+        argv += _join(launch, nodes)
     return [*argv, "-m", WORKER, str(plan_path)]
+
+
+def _join(launch: Launch, nodes: Nodes) -> list[str]:
+    """Several nodes: where they meet; and FSDP2 sharding within a node, with a copy of the shards on each (HSDP)."""
+    argv = ["--num_machines", str(launch.num_nodes), "--machine_rank", str(nodes.rank or 0), "--same_network"]
+    argv += ["--main_process_ip", nodes.address or ADDRESS, "--main_process_port", str(nodes.port)]
+    argv += ["--rdzv_conf", f"timeout={RENDEZVOUS_TIMEOUT_S}"]
+    if launch.processes_per_node > 1:
+        argv += ["--use_fsdp", "--fsdp_version", "2", "--use_parallelism_config"]
+        argv += ["--parallelism_config_dp_replicate_size", str(launch.num_nodes)]
+        argv += ["--parallelism_config_dp_shard_size", str(launch.processes_per_node)]
+    return argv
 
 
 def environment(plan: Plan, environ: Mapping[str, str], hf_token: str | None = None) -> dict[str, str]:
@@ -50,9 +67,9 @@ def environment(plan: Plan, environ: Mapping[str, str], hf_token: str | None = N
     return kept
 
 
-def execute(plan: Plan, plan_path: Path, hf_token: str | None = None) -> NoReturn:
+def execute(plan: Plan, plan_path: Path, hf_token: str | None = None, nodes: Nodes = ALONE) -> NoReturn:
     """Become the launcher: the process that was started is the one that gets signals and gives the exit code."""
-    argv = command(plan, plan_path)
+    argv = command(plan, plan_path, nodes=nodes)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(argv[0], argv, environment(plan, os.environ, hf_token))

@@ -11,14 +11,16 @@ from subprocess import CalledProcessError
 from types import FrameType
 
 import psutil
-from accelerate.commands.launch import main as accelerate_launch
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def main() -> int:
     """Launch, wait, and give the worker's exit code. Signals are 128 + their number, as in a shell."""
+    # Before the imports, which take seconds: without a handler PID 1 never gets the signal.
     signal.signal(signal.SIGTERM, _forward)
+    from accelerate.commands.launch import main as accelerate_launch
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
         accelerate_launch()
     except CalledProcessError as error:

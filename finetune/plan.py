@@ -26,6 +26,7 @@ FORMAT = 1
 class Launch:
     """How the processes are started. `accel_config` is a file name in accel_configs/, or an absolute path.
 
+    `num_processes` are those of all `num_nodes` machines, as many on each.
     `gpus` are the indices of the GPUs to show, in nvidia-smi's order; None shows all that this process sees.
     `fsdp_layer_class` is the module class that FSDP2 shards by.
     """
@@ -38,6 +39,11 @@ class Launch:
     fsdp_layer_class: str | None = None
     gpus: tuple[int, ...] | None = None
     threads_per_process: int = 1
+    num_nodes: int = 1
+
+    @property
+    def processes_per_node(self) -> int:
+        return self.num_processes // self.num_nodes
 
 
 @dataclass(frozen=True)

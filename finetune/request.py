@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from finetune.errors import FinetuneError, UsageError
+from finetune.nodes import ALONE, Nodes
 from finetune.plan import Plan
 from finetune.profiles import BY_NAME
 from finetune.settings import DEFAULTS, FLAGS, OPTIONS, flag, kind, parse
@@ -56,6 +57,7 @@ class Request:
     """evaluate and merge: what the run that trained the adapter was told, as far as it matters still."""
     split: Literal["train", "test"] = "test"
     saved: Plan | None = None
+    nodes: Nodes = ALONE
     problems: tuple[FinetuneError, ...] = ()
 
     def where(self, name: str) -> str:

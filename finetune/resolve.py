@@ -33,6 +33,8 @@ from finetune.tasks import TASKS
 from finetune.tasks.base import Task
 
 FSDP_CONFIG = "fsdp2.yaml"
+BY_USER = ("flag", "env", "config")
+"""The sources of a value that was asked for: it is never changed to fit."""
 UNIFIED_HUB_IDS = ("google/gemma-4-12b-it", "google/gemma-4-12b")
 """Hub models of the unified architecture, for a plan made before the first download."""
 
@@ -53,14 +55,21 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
     values, sources, gpus, setup_note = _layer(request, matched, facts)
     values |= {"model_id": facts.model.name, "dataset": facts.dataset, **facts.outputs}
     notes = [setup_note] if setup_note else []
-    if values["max_new_tokens"] >= values["max_length"] and sources["max_new_tokens"] not in ("flag", "env", "config"):
+    if values["max_new_tokens"] >= values["max_length"] and sources["max_new_tokens"] not in BY_USER:
         values["max_new_tokens"] = max(1, values["max_length"] // 2)
         notes.append(
             f"max_new_tokens is lowered to {values['max_new_tokens']}, to fit into max_length {values['max_length']}"
         )
     if request.command == "merge":  # one process, which sees every GPU; how the machine would train is no matter
         values["merge"], gpus, notes = True, gpus[:1], []
-    proposal = Proposal(request, values, facts, machine, max(1, len(gpus)), len(matched.gpus))
+    nodes = request.nodes.count
+    if nodes > 1 and gpus and not request.saved and sources["gradient_accumulation_steps"] not in BY_USER:
+        values["gradient_accumulation_steps"] = max(1, round(values["gradient_accumulation_steps"] / nodes))
+        notes.append(
+            f"gradient_accumulation_steps is lowered to {values['gradient_accumulation_steps']}, "
+            f"so that {nodes} nodes make the steps of one"
+        )
+    proposal = Proposal(request, values, facts, machine, max(1, len(gpus)) * nodes, len(matched.gpus))
     problems += find_problems(proposal)
     if problems:
         raise UsageErrors(problems)
@@ -70,7 +79,9 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         sources=cast("dict[str, Source]", sources),
         profile=matched.profile.name,
         reason=matched.reason,
-        launch=_launch(matched.profile.accel_config, gpus, machine, facts, all_visible=request.command == "merge"),
+        launch=_launch(
+            matched.profile.accel_config, gpus, nodes, machine, facts, all_visible=request.command == "merge"
+        ),
         machine=asdict(machine),
         notes=(*notes, *(find_merge_notes if request.command == "merge" else find_notes)(proposal)),
         adapter=_adapter(facts, values) if request.command == "run" else None,
@@ -136,14 +147,18 @@ def _repeat(request: Request, machine: Machine) -> tuple[Match, Machine, list[Fi
         if name in request.given
     ]
     reason = f"repeats a saved plan ({saved.profile}: {saved.reason})"
+    if saved.launch.num_nodes != request.nodes.count:
+        message = f"--plan: made for {saved.launch.num_nodes} node(s); NUM_NODES says {request.nodes.count}"
+        problems.append(UsageError(message, f"set NUM_NODES={saved.launch.num_nodes}, or plan anew"))
     if saved.launch.use_cpu:
         return Match(profile, (), reason), machine, problems
     gpus, _ = alike(machine.gpus)
-    there = gpus[: saved.launch.num_processes]
-    planned = [Gpu(**gpu) for gpu in saved.machine["gpus"]][: saved.launch.num_processes]
+    wanted = saved.launch.processes_per_node
+    there = gpus[:wanted]
+    planned = [Gpu(**gpu) for gpu in saved.machine["gpus"]][:wanted]
     least = min((gpu.memory_gib or 0.0 for gpu in planned), default=0.0)
     smallest = min((gpu.memory_gib or least for gpu in there), default=0.0)
-    if len(there) < saved.launch.num_processes or smallest < 0.95 * least:
+    if len(there) < wanted or smallest < 0.95 * least:
         told = f"{count(gpus)}" + (f" of {smallest:.0f} GiB" if there else "")
         message = f"--plan: made for {count(tuple(planned))} of {least:.0f} GiB; this machine has {told}"
         problems.append(UsageError(message, "plan anew for this machine: entrypoint.py plan"))
@@ -196,13 +211,13 @@ def _shared_step(task: Task, setup: Setup, given: Mapping[str, Any]) -> dict[str
 
 
 def _launch(
-    accel_config: str, gpus: tuple[Gpu, ...], machine: Machine, facts: Facts, *, all_visible: bool = False
+    accel_config: str, gpus: tuple[Gpu, ...], nodes: int, machine: Machine, facts: Facts, *, all_visible: bool = False
 ) -> Launch:
-    processes = max(1, len(gpus))
-    fsdp = processes > 1
+    here = max(1, len(gpus))
+    fsdp = here * nodes > 1
     return Launch(
-        accel_config=accel_config if fsdp or not gpus else "gpu1.yaml",
-        num_processes=processes,
+        accel_config=FSDP_CONFIG if fsdp else "gpu1.yaml" if gpus else accel_config,
+        num_processes=here * nodes,
         fsdp=fsdp,
         use_cpu=not gpus,
         bf16=bool(gpus) and all(gpu.bf16 for gpu in gpus),
@@ -210,7 +225,8 @@ def _launch(
         gpus=tuple(gpu.index for gpu in gpus) if 0 < len(gpus) < len(machine.gpus) and not all_visible else None,
         # The toy's matrices are too small to share out: on a busy machine, threads that wait for each other are
         # some fifty times slower than one.
-        threads_per_process=1 if facts.model.kind == "embedded" else max(1, machine.cpu_cores // processes),
+        threads_per_process=1 if facts.model.kind == "embedded" else max(1, machine.cpu_cores // here),
+        num_nodes=nodes,
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 
 from finetune import checkpoint, data, evaluate, export, model, report, report_html, report_images, report_text, train
 from finetune.errors import FinetuneError, LaunchError
@@ -83,6 +84,14 @@ def join(plan: Plan) -> None:
             f"the plan has {plan.launch.num_processes} processes, and {met} of them form one group",
             "start the run through entrypoint.py, or accelerate launch with the plan's own config file",
         )
+    if plan.launch.num_nodes > 1:
+        told = [{**asdict(plan.settings), "output_dir": ""}]
+        differ = sorted({name for other in gather_object(told) for name in other if other[name] != told[0][name]})
+        if differ:
+            raise LaunchError(
+                f"the nodes were told different things: {', '.join(differ)}",
+                "give every node the same flags, environment and files",
+            )
 
 
 def run(plan: Plan) -> None:

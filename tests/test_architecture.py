@@ -14,6 +14,7 @@ BEFORE = (
     "finetune",
     "finetune.errors",
     "finetune.settings",
+    "finetune.nodes",
     "finetune.hardware",
     "finetune.storage",
     "finetune.tasks",

@@ -1,9 +1,14 @@
-"""FSDP2 for real, on two CPU ranks: shard, train, generate, gather, save, and equal one process."""
+"""FSDP2 for real, on CPU ranks: shard, train, generate, gather, save, and equal one process.
+
+Also over several nodes: launchers that meet on loopback, with a rank each (FSDP2), or two each (HSDP).
+"""
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +20,12 @@ from safetensors.torch import load_file
 
 from finetune import launch
 from finetune.hardware import Machine
+from finetune.nodes import ALONE, Nodes, from_environment
 from finetune.plan import Launch, Plan
 from finetune.settings import Settings
 
 ROOT = Path(__file__).parent.parent
+Process = subprocess.Popen[str]
 MACHINE = asdict(Machine(cpu_cores=2))
 
 
@@ -31,13 +38,33 @@ def two_ranks(tmp_path: Path, mixed_precision: str = "no") -> Launch:
     return Launch(str(path), 2, fsdp=True, use_cpu=False, bf16=False, fsdp_layer_class="Gemma4TextDecoderLayer")
 
 
-def start(plan: Plan, folder: Path, module: str = "tests.two_cpu_ranks") -> subprocess.CompletedProcess[str]:
-    """Launch the plan as entrypoint.py would, with the worker that is patched for CPU ranks."""
-    plan_path = folder / "plan.json"
+def popen(plan: Plan, folder: Path, nodes: Nodes = ALONE, module: str = "tests.two_cpu_ranks") -> Process:
+    """Launch one node's part of the plan as entrypoint.py would, with the worker that is patched for CPU ranks."""
+    plan_path = folder / f"plan-{nodes.rank or 0}.json"
     plan_path.write_text(plan.to_json())
-    argv = [module if word == launch.WORKER else word for word in launch.command(plan, plan_path)]
+    argv = [module if word == launch.WORKER else word for word in launch.command(plan, plan_path, nodes=nodes)]
     environment = launch.environment(plan, os.environ)
-    return subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, env=environment, cwd=folder, stdout=pipe, stderr=pipe, text=True)
+
+
+def start(plan: Plan, folder: Path, module: str = "tests.two_cpu_ranks") -> subprocess.CompletedProcess[str]:
+    """`popen`, and wait."""
+    with popen(plan, folder, module=module) as process:
+        out, err = process.communicate(timeout=600)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def start_nodes(plans: Sequence[Plan], folder: Path) -> list[tuple[int, str]]:
+    """Launch each node's plan at once, told its place by the environment of a pod; exit codes and logs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"NUM_NODES": str(len(plans)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    places = [from_environment({**common, "JOB_COMPLETION_INDEX": str(rank)})[0] for rank in range(len(plans))]
+    processes = [popen(plan, folder, nodes) for plan, nodes in zip(plans, places, strict=True)]
+    logs = [process.communicate(timeout=600)[1] for process in processes]
+    return [(process.returncode, log) for process, log in zip(processes, logs, strict=True)]
 
 
 def adapter(run_dir: Path) -> dict[str, torch.Tensor]:
@@ -61,7 +88,8 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same global batches, by one process and by two ranks. 70 rows do not divide by 4: fillers are used."""
+    """The same global batches, by one process, by two ranks, by two nodes of one rank and of two. 70 rows do not
+    divide by 4: fillers are used."""
     common = Settings(
         model_id="embedded", dataset="embedded", train_size=70, eval_size=13, eval_batch_size=4, max_new_tokens=64,
         lora_dropout=0.0, learning_rate=1e-4, num_train_epochs=2, per_device_train_batch_size=2,
@@ -76,40 +104,53 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         done = start(plan, folder)
         assert done.returncode == 0, done.stderr[-4000:]
         made[name] = folder / "out"
+    for name, ranks, accumulation in (("two nodes", 1, 4), ("hsdp", 2, 2)):
+        folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        settings = replace(common, output_dir=str(folder / "out"), gradient_accumulation_steps=accumulation)
+        shape = replace(two_ranks(folder), num_processes=2 * ranks, num_nodes=2)
+        for code, log in start_nodes([Plan("run", settings, {}, name, "a test", shape, MACHINE)] * 2, folder):
+            assert code == 0, log[-4000:]
+        made[name] = folder / "out"
     return made
 
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_adapters_are_equal(runs: dict[str, Path]) -> None:
-    one, two = adapter(runs["one"]), adapter(runs["two"])
-    assert distance(two, one) < 1e-2
-    assert (
-        results(runs["two"], "run.json")["training"]["steps"]
-        == results(runs["one"], "run.json")["training"]["steps"]
-        == 10
-    )
+SEVERAL = pytest.mark.parametrize("name", ["two", "two nodes", "hsdp"])
 
 
-def test_nothing_is_lost_on_save(runs: dict[str, Path]) -> None:
-    one, two = adapter(runs["one"]), adapter(runs["two"])
+@SEVERAL
+def test_the_adapters_are_equal(runs: dict[str, Path], name: str) -> None:
+    assert distance(adapter(runs[name]), adapter(runs["one"])) < 1e-2
+    assert results(runs[name], "run.json")["training"]["steps"] == 10
+
+
+def test_two_launchers_with_a_rank_each_are_one_with_two(runs: dict[str, Path]) -> None:
+    assert distance(adapter(runs["two nodes"]), adapter(runs["two"])) < 1e-6
+
+
+@SEVERAL
+def test_nothing_is_lost_on_save(runs: dict[str, Path], name: str) -> None:
+    one, two = adapter(runs["one"]), adapter(runs[name])
     assert {name: value.shape for name, value in one.items()} == {name: value.shape for name, value in two.items()}
     assert all(value.abs().sum() > 0 for value in two.values()), "every module was trained and saved"
 
 
-def test_losses_and_gradient_norms_are_equal(runs: dict[str, Path]) -> None:
-    histories = [results(runs[name], "run.json")["training"]["history"] for name in ("one", "two")]
+@SEVERAL
+def test_losses_and_gradient_norms_are_equal(runs: dict[str, Path], name: str) -> None:
+    histories = [results(runs[of], "run.json")["training"]["history"] for of in ("one", name)]
     for one, two in zip(*histories, strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-2)
 
 
+@SEVERAL
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_generation_is_sharded_and_gathered_in_order(runs: dict[str, Path], when: str) -> None:
+def test_generation_is_sharded_and_gathered_in_order(runs: dict[str, Path], when: str, name: str) -> None:
     one, two = (
-        [json.loads(line) for line in (runs[name] / f"predictions-{when}.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
+        [json.loads(line) for line in (runs[of] / f"predictions-{when}.jsonl").read_text().splitlines()]
+        for of in ("one", name)
     )
     assert len(one) == len(two) == 13
     assert [row["row"] for row in one] == [row["row"] for row in two]
@@ -134,6 +175,16 @@ def test_bf16_ranks_sum_their_gradients_in_fp32(tiny_model: Path, tmp_path: Path
     assert run["model"]["dtypes"]["float32"]["bytes"] == 4 * run["model"]["trainable"]
     assert set(run["model"]["dtypes"]) == {"bfloat16", "float32"}
     assert all(value.dtype == torch.float32 and value.isfinite().all() for value in adapter(tmp_path / "out").values())
+
+
+def test_nodes_that_were_told_different_things_stop_before_anything_is_loaded(tmp_path: Path) -> None:
+    settings = Settings(model_id="embedded", dataset="embedded", output_dir=str(tmp_path / "out"))
+    shape = replace(two_ranks(tmp_path), num_nodes=2)
+    plans = [Plan("run", replace(settings, seed=seed), {}, "two", "a test", shape, MACHINE) for seed in (1, 2)]
+    for code, log in start_nodes(plans, tmp_path):
+        assert code == 5, log[-4000:]
+        assert "the nodes were told different things: seed" in log
+        assert "loading" not in log
 
 
 def test_two_processes_that_form_no_group_are_an_error(tmp_path: Path) -> None:

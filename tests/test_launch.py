@@ -13,6 +13,7 @@ import pytest
 
 from finetune.hardware import Machine
 from finetune.launch import ACCEL_CONFIGS, ROOT, command, environment
+from finetune.nodes import ALONE, Nodes
 from finetune.plan import Launch, Plan
 from finetune.request import Request
 from tests.machines import NO_GPU, machine
@@ -50,6 +51,23 @@ def test_the_command_of_one_process() -> None:
     ]
     mixed = replace(plan_on(machine("l4x1")).launch, gpus=(3,))
     assert command(replace(plan_on(machine("l4x1")), launch=mixed), "p", "python")[-5:-3] == ["--gpu_ids", "3"]
+
+
+def test_the_command_of_one_of_two_nodes() -> None:
+    nodes = Nodes(2, 1, "finetune-0.finetune", 1234)
+    plan = settle(Request(nodes=nodes), machine("b200x8"))
+    argv = command(plan, "p", "python", nodes)
+    assert argv[argv.index("--num_processes") + 1] == "16"
+    assert argv[argv.index("--num_machines") :] == [
+        *("--num_machines", "2", "--machine_rank", "1", "--same_network"),
+        *("--main_process_ip", "finetune-0.finetune", "--main_process_port", "1234", "--rdzv_conf", "timeout=1800"),
+        *("--use_fsdp", "--fsdp_version", "2", "--use_parallelism_config"),
+        *("--parallelism_config_dp_replicate_size", "2", "--parallelism_config_dp_shard_size", "8"),
+        *("-m", "finetune.worker", "p"),
+    ]
+    one_each = command(settle(Request(nodes=nodes), machine("b200x1")), "p", "python", nodes)
+    assert str(ACCEL_CONFIGS / "fsdp2.yaml") in one_each
+    assert "--use_parallelism_config" not in one_each, "sharded over the nodes: there is nothing to shard over in one"
 
 
 def test_a_config_by_absolute_path_is_used_as_it_is(tmp_path: Path) -> None:
@@ -100,11 +118,11 @@ def test_there_is_a_config_for_each_way_to_run() -> None:
     assert len(CONFIGS) >= 3
 
 
-def accelerate_reads(plan: Plan) -> Any:
+def accelerate_reads(plan: Plan, nodes: Nodes = ALONE) -> Any:
     """What `accelerate launch` makes of the plan's command line and config file."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-    args = launch_command_parser().parse_args(command(plan, "plan.json")[3:])
+    args = launch_command_parser().parse_args(command(plan, "plan.json", nodes=nodes)[3:])
     return _validate_launch_command(args)[0]
 
 
@@ -136,6 +154,20 @@ def test_what_the_ranks_are_told_of_fsdp() -> None:
     assert {key: told[key] for key in told if key.startswith("FSDP_") and key in WANTED} == WANTED
     assert int(args.master_port) > 0  # a free one: two runs on one machine do not collide
     assert args.nproc_per_node == "8"
+
+
+def test_what_the_ranks_of_two_nodes_are_told() -> None:
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    nodes = Nodes(2, 1, "node-0")
+    args = accelerate_reads(settle(Request(nodes=nodes), machine("b200x8")), nodes)
+    told = prepare_multi_gpu_env(args)
+    assert WANTED.items() <= {**told, "FSDP_TRANSFORMER_CLS_TO_WRAP": "Gemma4UnifiedTextDecoderLayer"}.items()
+    assert told["ACCELERATE_USE_FSDP"] == told["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+    sizes = (told["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"], told["PARALLELISM_CONFIG_DP_SHARD_SIZE"])
+    assert sizes == ("2", "8")
+    assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("2", "8", 1)
+    assert (args.master_addr, args.master_port) == ("node-0", "29500")
 
 
 WANTED = {
@@ -196,19 +228,22 @@ def test_the_workers_exit_code_is_kept_without_a_traceback(tmp_path: Path, how: 
     assert "Traceback" not in err
 
 
-def test_time_is_not_spent_on_a_signal_before_there_is_a_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "waits", ["accelerate.commands.launch", "torch.distributed.elastic.multiprocessing.api"], ids=["launch", "import"]
+)
+def test_a_signal_before_there_is_a_worker_ends_the_launcher_at_once(tmp_path: Path, waits: str) -> None:
+    """Also while it is still importing, which takes seconds: as PID 1 it would otherwise never get the signal."""
     code = (
-        "import signal, sys, types\n"
-        "for name, attrs in (('accelerate.commands.launch', ['main']),"
-        " ('torch.distributed.elastic.multiprocessing.api', ['SignalException']),"
-        " ('torch.distributed.elastic.multiprocessing.errors', ['ChildFailedError'])):\n"
-        "    module = types.ModuleType(name)\n"
-        "    for attr in attrs: setattr(module, attr, type(attr, (Exception,), {}))\n"
-        "    sys.modules[name] = module\n"
-        "import finetune.launcher, time\n"
-        "def wait():\n"
+        "import sys, time, types\n"
+        "def wait(*_):\n"
         "    print('launcher ready', flush=True); time.sleep(60)\n"
-        "finetune.launcher.accelerate_launch = wait\n"
+        "class Slow(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n"
+        f"        return wait if self.__name__ != {waits!r} or name == 'main' else wait()\n"
+        "for name in ('accelerate.commands.launch', 'torch.distributed.elastic.multiprocessing.api',"
+        " 'torch.distributed.elastic.multiprocessing.errors'):\n"
+        "    sys.modules[name] = Slow(name)\n"
+        "import finetune.launcher\n"
         "sys.exit(finetune.launcher.main())\n"
     )
     process = launch(tmp_path / "worker.py", "wait", ONE, code)
