@@ -5,9 +5,10 @@
     entrypoint.py run --model-id google/gemma-4-31B-it --dataset rows.jsonl --output-dir out
     entrypoint.py evaluate --adapter out/adapter
     entrypoint.py merge --output-dir out              # base + adapter of that run -> out/merged
+    entrypoint.py stage --model-id google/gemma-4-31B-it --to gs://bucket/google/gemma-4-31B-it
 
 Nothing that is imported here loads torch: `--help` and `plan` are instant. The run itself is
-finetune/worker.py, in the processes that `run`, `evaluate` and `merge` start.
+finetune/worker.py, in the processes that `run`, `evaluate` and `merge` start, and finetune/stage.py in that of `stage`.
 """
 
 import os
@@ -22,9 +23,10 @@ from types import FrameType
 import click
 
 from finetune import __version__, facts, hardware, launch
+from finetune.checks import find_stage_problems
 from finetune.cli import COMMANDS, SettingsCommand, flag_option
 from finetune.describe import describe
-from finetune.errors import FinetuneError, UsageError
+from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.plan import Plan
 from finetune.request import Request
 from finetune.resolve import draft, resolve
@@ -109,6 +111,26 @@ def merge(request: Request, hf_token: str | None, dry_run: bool) -> None:
     given = request.given["output_dir"].value if "output_dir" in request.given else DEFAULTS["output_dir"]
     adapter = Path(request.adapter or Path(given).expanduser() / "adapter")
     _start(_as_trained(replace(request, command="merge", adapter=str(adapter)), adapter), hf_token, dry_run)
+
+
+@cli.command(
+    cls=SettingsCommand,
+    plans=False,
+    short_help="Copy a model from the hub into a bucket or a folder.",
+    extra=[
+        flag_option("model-id", "Hub id, such as google/gemma-4-31B-it"),
+        flag_option("to", "Where to: gs://BUCKET/PATH, or a folder"),
+    ],
+)
+def stage(request: Request, hf_token: str | None, model_id: str | None, to: str | None) -> None:
+    """Copy a model from the hub into a bucket or a folder, compared with the hub's checksums.
+
+    Said again after an interruption, it goes on where it stopped; of what is there already, nothing is copied.
+    """
+    problems = find_stage_problems(request, model_id, to)
+    if problems or not model_id or not to:
+        raise UsageErrors(problems)
+    launch.execute_stage(model_id, to, hf_token)
 
 
 @cli.command(hidden=True)

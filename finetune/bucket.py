@@ -1,16 +1,20 @@
-"""A run directory -> a folder in a bucket, through gcsfs, with the sizes there compared."""
+"""Buckets, through gcsfs: `opened` gives one to work in, and `copy` puts a run directory there, sizes compared."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from finetune.errors import DeliveryError
+from finetune.errors import DeliveryError, FinetuneError
 
 TEMPORARY = (".tmp", ".lock", ".incomplete")
 
 
-def copy(run_dir: Path, place: str, say: Callable[[str], None]) -> None:
-    """Copy all files of a run to `place` (gs://BUCKET/PATH). Raises DeliveryError with what to run to copy again.
+@contextmanager
+def opened(failed: str, hint: str) -> Iterator[Any]:
+    """Cloud Storage as a file system. What goes wrong with it in the block is raised as DeliveryError: `failed`,
+    the reason, and `hint`.
 
     gcsfs tries each request six times, over about half a minute.
     """
@@ -18,14 +22,8 @@ def copy(run_dir: Path, place: str, say: Callable[[str], None]) -> None:
     import gcsfs
     from google.auth.exceptions import GoogleAuthError
 
-    say(f"> copying {run_dir} to {place}")
-    root = place.removeprefix("gs://").rstrip("/")
-    wanted = {f"{root}/{path.relative_to(run_dir).as_posix()}": path for path in _files(run_dir)}
     try:
-        storage = gcsfs.GCSFileSystem()
-        storage.put([str(path) for path in wanted.values()], list(wanted))
-        storage.invalidate_cache()
-        there = {name: entry["size"] for name, entry in storage.find(root, detail=True).items()}
+        yield gcsfs.GCSFileSystem()
     except (
         OSError,
         RuntimeError,
@@ -36,10 +34,27 @@ def copy(run_dir: Path, place: str, say: Callable[[str], None]) -> None:
         gcsfs.retry.ChecksumError,
         gcsfs.retry.NonRetryableError,
     ) as error:
-        raise _failure(run_dir, place, _reason(error)) from error
+        if isinstance(error, FinetuneError):
+            raise
+        raise DeliveryError(f"{failed}: {_reason(error)}", hint) from error
+
+
+def copy(run_dir: Path, place: str, say: Callable[[str], None]) -> None:
+    """Copy all files of a run to `place` (gs://BUCKET/PATH). Raises DeliveryError with what to run to copy again."""
+    say(f"> copying {run_dir} to {place}")
+    root = place.removeprefix("gs://").rstrip("/")
+    wanted = {f"{root}/{path.relative_to(run_dir).as_posix()}": path for path in _files(run_dir)}
+    failed = f"the results were not copied to {place}"
+    again = shlex.join(["gcloud", "storage", "rsync", "--recursive", str(run_dir), place])
+    hint = f"they are safe in {run_dir}; copy them with `{again}`"
+    with opened(failed, hint) as storage:
+        storage.put([str(path) for path in wanted.values()], list(wanted))
+        storage.invalidate_cache()
+        there = {name: entry["size"] for name, entry in storage.find(root, detail=True).items()}
     wrong = [name for name, path in wanted.items() if there.get(name) != path.stat().st_size]
     if wrong:
-        raise _failure(run_dir, place, f"{len(wanted) - len(wrong)} of {len(wanted)} files arrived; not {wrong[0]}")
+        arrived = f"{len(wanted) - len(wrong)} of {len(wanted)} files arrived; not {wrong[0]}"
+        raise DeliveryError(f"{failed}: {arrived}", hint)
     say(f"  {len(wanted)} files are in {place}")
 
 
@@ -53,10 +68,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and error.errno is None:  # gcsfs's word for 404
         return "there is no such bucket, or this machine's account may not see it"
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _failure(run_dir: Path, place: str, reason: str) -> DeliveryError:
-    again = shlex.join(["gcloud", "storage", "rsync", "--recursive", str(run_dir), place])
-    return DeliveryError(
-        f"the results were not copied to {place}: {reason}", f"they are safe in {run_dir}; copy them with `{again}`"
-    )

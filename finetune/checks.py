@@ -3,17 +3,19 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError
-from finetune.facts import Facts
+from finetune.facts import HUB_ID, Facts
 from finetune.fit import size_of
 from finetune.hardware import Machine
 from finetune.nodes import COUNT, find_missing
 from finetune.request import Request
 from finetune.tasks import TASKS
 
+IN_BUCKET = re.compile(r"gs://[a-z0-9][\w.-]+(/.*)?")
 HUB_REPO = re.compile(r"([\w.-]+/)?[\w.-]+")
 
 
@@ -74,7 +76,7 @@ def find_problems(run: Proposal) -> list[FinetuneError]:
     if values["hub_repo"] and not HUB_REPO.fullmatch(values["hub_repo"]):
         wrong("hub_repo", f"{values['hub_repo']!r} is no repository's name", "write NAME or ORG/NAME")
     bucket = values["gcs_output_path"]
-    if bucket and not re.fullmatch(r"gs://[a-z0-9][\w.-]+(/.*)?", bucket):
+    if bucket and not IN_BUCKET.fullmatch(bucket):
         wrong("gcs_output_path", f"{bucket!r} is not a path in a bucket", "write gs://BUCKET/PATH")
     if values["max_new_tokens"] >= values["max_length"] and "max_new_tokens" in run.request.given:
         wrong(
@@ -101,6 +103,23 @@ def _node_problems(run: Proposal) -> list[FinetuneError]:
     if not run.gpus:
         return [UsageError(f"{COUNT}: {nodes.count}, but there is no GPU to use here", f"unset {COUNT} on a CPU")]
     return [] if run.request.what_if else find_missing(nodes)
+
+
+def find_stage_problems(request: Request, model_id: str | None, to: str | None) -> list[FinetuneError]:
+    """What is wrong with a command to copy a model from the hub."""
+    problems = list(request.problems)
+    if not model_id:
+        problems.append(UsageError("--model-id: which model?", "write --model-id google/gemma-4-31B-it"))
+    elif not HUB_ID.fullmatch(model_id):
+        hint = "write org/name, such as google/gemma-4-31B-it"
+        problems.append(UsageError(f"--model-id: {model_id!r} is no hub id", hint))
+    if not to:
+        problems.append(UsageError("--to: where to?", "write --to gs://BUCKET/PATH, or --to FOLDER"))
+    elif "://" in to and not IN_BUCKET.fullmatch(to):
+        problems.append(UsageError(f"--to: {to!r} is not a path in a bucket", "write gs://BUCKET/PATH, or a folder"))
+    elif "://" not in to and Path(to).expanduser().is_file():
+        problems.append(UsageError(f"--to: {to} is a file; expected a folder", "write another folder"))
+    return problems
 
 
 def find_notes(run: Proposal) -> list[str]:

@@ -16,19 +16,22 @@ from finetune import nodes
 from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.plan import Plan
 from finetune.request import CHOICES, PROFILE, Raw, Request, from_config, from_environment, merge, unknown_flag
-from finetune.settings import DEFAULTS, GROUPS, OPTIONS, flag, kind
+from finetune.settings import DEFAULTS, FLAGS, GROUPS, OPTIONS, flag, kind
 from finetune.tasks.base import Split
 
 SPLITS: tuple[Split, ...] = ("test", "train")
-COMMANDS = ("run", "plan", "evaluate", "merge")
+COMMANDS = ("run", "plan", "evaluate", "merge", "stage")
 ELSEWHERE = {
     "--adapter": "evaluate, merge",
     "--split": "evaluate",
+    "--to": "stage",
     "--json": "plan",
     "--plan": "run",
     "--dry-run": "run",
 }
 """Flags that only some commands have, and a command that has each."""
+HANDED_ON = ("dry_run", "json", "model_id", "to")
+"""A command's own flags that its function takes as they are."""
 TOKEN_WARNING = "warning: --hf-token can be read in the machine's list of processes; set HF_TOKEN instead"
 HELP_WIDTH = 100
 _METAVARS: dict[type, str] = {int: "N", float: "X", str: "TEXT"}
@@ -41,17 +44,22 @@ def flag_option(name: str, text: str, is_flag: bool = False) -> click.Option:
 
 
 class SettingsCommand(click.Command):
-    """Calls its function with the Request, the token given as a flag, and the command's own boolean flags."""
+    """Calls its function with the Request, the token given as a flag, and the command's own flags.
 
-    def __init__(self, *args: Any, extra: Sequence[click.Option] = (), **kwargs: Any) -> None:
+    A command that is not about a run (`plans` False) has its own flags alone: no settings, --config or --profile.
+    """
+
+    def __init__(self, *args: Any, plans: bool = True, extra: Sequence[click.Option] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        profiles = f"Hardware profile, not the one that matches [{' | '.join(CHOICES[PROFILE])}]"
+        planning = [flag_option("config", "YAML file of settings"), flag_option(PROFILE, profiles)]
+        self.settings = tuple(OPTIONS) if plans else ()
         self.own = [
-            flag_option("config", "YAML file of settings"),
-            flag_option(PROFILE, f"Hardware profile, not the one that matches [{' | '.join(CHOICES[PROFILE])}]"),
+            *(planning if plans else []),
             *extra,
             flag_option("hf-token", "Token for the hub; better: the environment variable HF_TOKEN"),
         ]
-        self.params += [*self.own, *(option for name in OPTIONS for option in _options(name))]
+        self.params += [*self.own, *(option for name in self.settings for option in _options(name))]
         self.context_settings = {
             "token_normalize_func": lambda name: name.replace("_", "-"),
             "ignore_unknown_options": True,
@@ -68,7 +76,7 @@ class SettingsCommand(click.Command):
         typed, ctx.params = ctx.params, {}
         problems = self._left_over(rest) + self._valueless(typed)
         flags, flag_problems = _flags(typed, spelled)
-        config, config_problems = from_config(Path(typed["config"])) if typed["config"] else ({}, [])
+        config, config_problems = from_config(Path(typed["config"])) if typed.get("config") else ({}, [])
         environment, environment_problems = from_environment(os.environ)
         given, value_problems = merge(flags, environment, config)
         place, node_problems = nodes.from_environment(os.environ)
@@ -80,7 +88,7 @@ class SettingsCommand(click.Command):
             raise UsageErrors(problems + plan_problems)
         if typed["hf_token"]:
             click.echo(TOKEN_WARNING, err=True)
-        ctx.params = {name: typed[name] for name in ("dry_run", "json") if name in typed}
+        ctx.params = {name: typed[name] for name in HANDED_ON if name in typed and name not in self.settings}
         ctx.params["hf_token"] = typed["hf_token"]
         ctx.params["request"] = Request(
             given=given,
@@ -96,9 +104,10 @@ class SettingsCommand(click.Command):
         """Settings by group; the command's own flags last."""
         formatter.width = HELP_WIDTH
         for group, title in GROUPS.items():
-            rows = [(_usage(name), _help(name)) for name, option in OPTIONS.items() if option.group == group]
-            with formatter.section(title):
-                formatter.write_dl(rows, col_max=44)
+            rows = [(_usage(name), _help(name)) for name in self.settings if OPTIONS[name].group == group]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=44)
         own = [option for option in self.get_params(ctx) if option in self.own or option.name == "help"]
         with formatter.section("This command"):
             formatter.write_dl([record for option in own if (record := option.get_help_record(ctx))], col_max=44)
@@ -143,7 +152,7 @@ class SettingsCommand(click.Command):
         for token in rest:
             if token.startswith("-") and token != "-":
                 name = token.partition("=")[0].replace("_", "-")
-                owner = ELSEWHERE.get(name)
+                owner = ELSEWHERE.get(name) or ("run" if name.lstrip("-") in FLAGS else None)
                 moved = UsageError(f"{name}: not a flag of this command", f"it is one of: entrypoint.py {owner}")
                 problems.append(moved if owner else unknown_flag(token, further))
                 after_unknown = "=" not in token
@@ -173,7 +182,7 @@ def _options(name: str) -> list[click.Option]:
 
 def _flags(typed: dict[str, Any], spelled: dict[str, str]) -> tuple[dict[str, Raw], list[FinetuneError]]:
     """The settings among what click has read, with how each was spelled."""
-    named = [name for name in (*OPTIONS, PROFILE) if typed[name] is not None]
+    named = [name for name in (*OPTIONS, PROFILE) if typed.get(name) is not None]
     flags = {name: Raw(typed[name], "flag", spelled[name]) for name in named}
     problems: list[FinetuneError] = []
     for name in OPTIONS:

@@ -24,6 +24,8 @@ Say = Callable[[str], None]
 T = TypeVar("T")
 PAUSES_S = (5.0, 20.0, 60.0)
 """Between tries of a whole step. Within one, huggingface_hub tries most requests six times in 23 s by itself."""
+FAILURES = (HTTPError, OSError, RuntimeError, ValueError)
+"""What huggingface_hub raises when the hub refuses, is out of reach, or answers with nonsense."""
 PASSING = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
@@ -64,7 +66,7 @@ def push(upload: Upload, private: bool, say: Say) -> None:
             message = f"{name} is public, and --hub-private-repo wants it private"
             raise DeliveryError(message, "make it private on the hub first (or publish there on purpose)")
         done = _patiently(lambda: api.create_commit(name, operations, commit_message=f"Add the {upload.what}"), say)
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+    except FAILURES as error:
         raise _failure(upload, private, error) from error
     say(f"  {len(operations)} files are in {done.repo_url} ({'private' if private else 'public'}); rows stay here")
 
@@ -79,10 +81,10 @@ def _patiently(call: Callable[[], T], say: Say) -> T:
     for pause in PAUSES_S:
         try:
             return call()
-        except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        except FAILURES as error:
             if not _passes(error):
                 raise
-            say(f"  the hub did not take it ({_reason(error)}); trying again in {pause:g} s")
+            say(f"  the hub did not take it ({reason(error)}); trying again in {pause:g} s")
         time.sleep(pause)
     return call()
 
@@ -100,9 +102,9 @@ def _passes(error: BaseException) -> bool:
 
 def _failure(upload: Upload, private: bool, error: Exception) -> DeliveryError:
     if isinstance(error, DeliveryError):
-        reason, hint = error.message, error.hint
+        why, hint = error.message, error.hint
     else:
-        reason, hint = _reason(error), "the files are safe"
+        why, hint = reason(error), "the files are safe"
     again = [["hf", "upload", upload.name, str(upload.folder), "."]]
     again += [
         ["hf", "upload", upload.name, str(file), name]
@@ -110,12 +112,10 @@ def _failure(upload: Upload, private: bool, error: Exception) -> DeliveryError:
         if not file.is_relative_to(upload.folder)
     ]
     commands = " && ".join(shlex.join([*words, "--private"] if private else words) for words in again)
-    return DeliveryError(
-        f"the {upload.what} was not pushed to the hub: {reason}", f"{hint}; push again with `{commands}`"
-    )
+    return DeliveryError(f"the {upload.what} was not pushed to the hub: {why}", f"{hint}; push again with `{commands}`")
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """One line, with the status that the hub gave."""
     cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]

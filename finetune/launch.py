@@ -14,6 +14,7 @@ ACCEL_CONFIGS = ROOT / "accel_configs"
 LAUNCHER = "finetune.launcher"
 """`accelerate launch` itself, with SIGTERM forwarded and the worker's exit code kept."""
 WORKER = "finetune.worker"
+STAGE = "finetune.stage"
 OTHERS = ("ACCELERATE_", "FSDP_", "FINETUNE_", "PARALLELISM_CONFIG_")
 """Prefixes of variables that would change what the plan says."""
 RENDEZVOUS_TIMEOUT_S = 1800
@@ -51,25 +52,37 @@ def _join(launch: Launch, nodes: Nodes) -> list[str]:
 
 def environment(plan: Plan, environ: Mapping[str, str], hf_token: str | None = None) -> dict[str, str]:
     """The processes' environment: this one's, less what would overrule the plan. `hf_token` goes nowhere else."""
-    kept = {key: value for key, value in environ.items() if not key.startswith(OTHERS) and key not in RANK_VARIABLES}
-    path = kept.get("PYTHONPATH")
-    kept |= {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT),
-        "PYTHONSAFEPATH": "1",  # -m must find this project, not a `finetune` in the current folder
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    others = {key for key in environ if key.startswith(OTHERS) or key in RANK_VARIABLES}
+    kept = _with_project({key: value for key, value in environ.items() if key not in others}, hf_token)
+    kept["TOKENIZERS_PARALLELISM"] = "false"
     if plan.launch.use_cpu:
         kept["CUDA_VISIBLE_DEVICES"] = ""
     kept.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi counts
-    if hf_token:
-        kept["HF_TOKEN"] = hf_token
     return kept
+
+
+def _with_project(environ: Mapping[str, str], hf_token: str | None) -> dict[str, str]:
+    path = environ.get("PYTHONPATH")
+    return {
+        **environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT),
+        "PYTHONSAFEPATH": "1",  # -m must find this project, not a `finetune` in the current folder
+        "PYTHONUNBUFFERED": "1",
+        **({"HF_TOKEN": hf_token} if hf_token else {}),
+    }
 
 
 def execute(plan: Plan, plan_path: Path, hf_token: str | None = None, nodes: Nodes = ALONE) -> NoReturn:
     """Become the launcher: the process that was started is the one that gets signals and gives the exit code."""
-    argv = command(plan, plan_path, nodes=nodes)
+    _become(command(plan, plan_path, nodes=nodes), environment(plan, os.environ, hf_token))
+
+
+def execute_stage(model: str, to: str, hf_token: str | None = None) -> NoReturn:
+    """Become the process that copies a model from the hub."""
+    _become([sys.executable, "-m", STAGE, model, to], _with_project(os.environ, hf_token))
+
+
+def _become(argv: list[str], environ: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(argv[0], argv, environment(plan, os.environ, hf_token))
+    os.execve(argv[0], argv, environ)

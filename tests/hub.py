@@ -1,4 +1,4 @@
-"""A stand-in for the hub's API on the loopback: as much as pushing needs. It keeps what it is given, by repository.
+"""A stand-in for the hub's API on the loopback: as much as pushing to it and reading from it need.
 
 Used through HF_ENDPOINT, in a process of its own (huggingface_hub reads it once), with HF_HUB_DISABLE_XET=1.
 """
@@ -32,6 +32,10 @@ class Hub:
         self.refusal: int | None = None
         """Status of every answer."""
         self.large: dict[str, bytes] = {}
+        self.served = 0
+        """Bytes of files that were read."""
+        self.damaged: str | None = None
+        """A file of this name is not served as its checksum says."""
 
     def environment(self, **changes: str) -> dict[str, str]:
         """For a process that is to use this hub."""
@@ -58,8 +62,30 @@ class Hub:
             return 200, {}
         if path.startswith("/api/models/"):
             owner, name, *rest = path.removeprefix("/api/models/").split("/")
+            if rest and rest[0] == "tree":
+                return 200, [entry(*item) for item in sorted(self.repositories[f"{owner}/{name}"].items())]
             return self._of_repository(f"{owner}/{name}", rest[0] if rest else "", body)
         return 404, {"error": f"{method} {path} is not known here"}
+
+    def file(self, path: str, span: str | None) -> tuple[int, dict[str, str], bytes] | None:
+        """Status, headers and bytes of OWNER/NAME/resolve/REVISION/FILE; None for what is no file. `span` is Range."""
+        owner, name, what, *rest = [*path.strip("/").split("/", 4), "", "", ""]
+        content = self.repositories.get(f"{owner}/{name}", {}).get(rest[1])
+        if what != "resolve" or content is None:
+            return None
+        headers = {
+            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "X-Repo-Commit": rest[0],
+            "Accept-Ranges": "bytes",
+        }
+        if rest[1] == self.damaged:
+            content = content[:-1] + b"!"
+        if not span:
+            return 200, headers, content
+        first, _, last = span.removeprefix("bytes=").partition("-")
+        start, end = int(first), min(int(last or len(content) - 1), len(content) - 1)
+        headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
+        return 206, headers, content[start : end + 1]
 
     def _create(self, asked: dict[str, Any]) -> tuple[int, Any]:
         repository = f"{asked['organization'] or OWNER}/{asked['name']}"
@@ -96,6 +122,15 @@ class Hub:
         return 200, {"id": repository, "private": self.private[repository], "sha": "0" * 40, "tags": [], "siblings": []}
 
 
+def entry(path: str, content: bytes) -> dict[str, Any]:
+    """A file in the listing of a repository: large ones by SHA-256, as the hub keeps safetensors."""
+    oid = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+    found = {"type": "file", "path": path, "size": len(content), "oid": oid}
+    if path.endswith(".safetensors"):
+        found["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+    return found
+
+
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -110,19 +145,27 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             hub.requests.append(f"{self.command} {path}")
             hub.tokens.add(self.headers.get("Authorization"))
+            file = None if hub.refusal else hub.file(path, self.headers.get("Range"))
+            if file is not None and not any(part in path and due for part, due in hub.failures.items()):
+                self.send(*file)
+                hub.served += len(file[2]) if self.command == "GET" else 0
+                return
             status, found = hub.answer(self.command, path, body)
             if not status:
                 self.close_connection = True
                 return
-            text = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            with suppress(ConnectionError):  # a client that has given up
-                self.wfile.write(text)
+            self.send(status, {"Content-Type": "application/json"}, json.dumps(found).encode())
 
-        do_GET = do_POST = do_PUT = answer
+        def send(self, status: int, headers: dict[str, str], content: bytes) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                with suppress(ConnectionError):  # a client that has given up
+                    self.wfile.write(content)
+
+        do_GET = do_HEAD = do_POST = do_PUT = answer
 
         def log_message(self, *_: Any) -> None: ...
 

@@ -5,9 +5,8 @@ import pickle
 import numpy
 import pytest
 
-from finetune.embedded import ROWS, animals
+from finetune.embedded import ROWS, Split, animals
 from finetune.embedded.animals import CLASSES, SIDE, Drawing
-from finetune.embedded.sql_rows import Split
 
 
 def pixels(drawing: Drawing) -> numpy.ndarray:
@@ -15,7 +14,7 @@ def pixels(drawing: Drawing) -> numpy.ndarray:
 
 
 def test_they_are_the_pets_tasks_embedded_rows() -> None:
-    assert ROWS["pets"] is animals.rows
+    assert ROWS["pets"]("test", 12, 3) == animals.rows("test", 12, 3)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

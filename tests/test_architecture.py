@@ -56,6 +56,8 @@ AFTER = (
     "finetune.merge_check",
     "finetune.hub",
     "finetune.bucket",
+    "finetune.hub_files",
+    "finetune.stage",
     "finetune.export",
     "finetune.report",
     "finetune.report_numbers",

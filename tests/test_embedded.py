@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from finetune.chat import check_template, render
-from finetune.embedded import COLUMNS, EMBEDDED, ROWS, base_dir, rows
+from finetune.embedded import EMBEDDED, ROWS, base_dir
 from finetune.embedded.query import Aggregate, Filter, Join, Order, Query
-from finetune.embedded.sql_rows import Asked, questions, split_of
+from finetune.embedded.sql_rows import COLUMNS, Asked, questions, rows, split_of
 from finetune.tasks import text_to_sql
 from finetune.tasks.base import Example
 
@@ -46,7 +46,7 @@ def test_same_seed_same_rows() -> None:
 
 
 def test_rows_do_not_depend_on_the_process() -> None:
-    code = "from finetune.embedded import rows; import json; print(json.dumps(rows('test', 5, seed=0)))"
+    code = "from finetune.embedded.sql_rows import rows; import json; print(json.dumps(rows('test', 5, seed=0)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert json.loads(output) == TEST[:5]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from finetune.embedded import rows
+from finetune.embedded.sql_rows import rows
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow

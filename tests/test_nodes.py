@@ -1,5 +1,6 @@
 """nodes.py: this machine's place among the nodes of a run, and what a plan makes of them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ from finetune.describe import describe
 from finetune.nodes import ALONE, Nodes, find_missing, from_environment
 from finetune.plan import Plan
 from finetune.request import Given, Request
-from tests.command_line import Run
 from tests.machines import NO_GPU, machine
 from tests.test_resolve import B31, problems, settle
 
 pytest_plugins = ("tests.command_line",)
+Run = Callable[..., tuple[int, str, str]]
 
 POD = {"NUM_NODES": "3", "JOB_COMPLETION_INDEX": "2", "MASTER_ADDR": "job-0.job"}
 

@@ -7,15 +7,25 @@ see. What a LoRA run teaches it is SQL, or to tell drawn animals apart.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from finetune.embedded import animals
-from finetune.embedded.sql_rows import COLUMNS, Split, rows
-
-__all__ = ["COLUMNS", "EMBEDDED", "ROWS", "Split", "base_dir", "rows"]
-
+Split = Literal["train", "test"]
 EMBEDDED = "embedded"
-ROWS: Mapping[str, Callable[[Split, int, int], list[dict[str, Any]]]] = {"text-to-sql": rows, "pets": animals.rows}
+
+
+def _sql_rows(split: Split, count: int, seed: int) -> list[dict[str, Any]]:
+    from finetune.embedded.sql_rows import rows  # here: generators that --help need not load
+
+    return rows(split, count, seed)
+
+
+def _animals(split: Split, count: int, seed: int) -> list[dict[str, Any]]:
+    from finetune.embedded.animals import rows
+
+    return rows(split, count, seed)
+
+
+ROWS: Mapping[str, Callable[[Split, int, int], list[dict[str, Any]]]] = {"text-to-sql": _sql_rows, "pets": _animals}
 """The embedded rows of each task: (split, count, seed) -> rows."""
 
 

@@ -11,17 +11,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from random import Random
-from typing import Literal
 from zlib import crc32
 
+from finetune.embedded import Split
 from finetune.embedded.query import Query
 from finetune.embedded.questions import ask, joined
 from finetune.embedded.schemas import Table, one_table, two_tables
 
 COLUMNS = ("sql_prompt", "sql_context", "sql")
-
-Split = Literal["train", "test"]
-
 _JOINED_SHARE = 0.08
 _TRIES = 30  # to find one question about given tables: only one in five is for testing
 
