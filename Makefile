@@ -3,22 +3,33 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-gpu lint lock clean
+.PHONY: demo test test-gpu test-cloud test-image lint lock clean
 
 demo: .venv/ready
 	$(BIN)/python entrypoint.py run --profile cpu --output-dir out/demo --overwrite
 
 test: .venv/ready
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not cloud and not image'
 
 # On a machine with GPUs: the toy model through bf16, NF4 and FSDP2 on the real cards.
 test-gpu: .venv/ready
 	$(BIN)/python -m pytest -q -m gpu tests/test_gpu.py
 
+# The README's commands for Google Cloud through the real gcloud, kubectl and envsubst, against stand-ins.
+test-cloud: .venv/ready
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -m cloud tests/test_cloud.py
+
+# Build the image with buildah, run it with podman (as root; some ten minutes).
+test-image: .venv/ready
+	$(BIN)/python -m pytest -q -s -m image tests/test_image.py
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/yamllint --strict .
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/shellcheck .ci/run
 
 # The lock holds exact versions for Python 3.11 and later; pip takes it as constraints, so that one file
 # serves the image (without the dev tools), this Makefile and CI.
