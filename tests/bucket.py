@@ -5,12 +5,12 @@ server: `environment` says so.
 """
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.loopback import Handler, served
 
 
 class Storage:
@@ -88,34 +88,20 @@ def metadata(key: str, content: bytes) -> dict[str, Any]:
     return {"bucket": bucket, "name": name, "size": str(len(content)), "timeCreated": made, "updated": made}
 
 
-def _handler(storage: Storage) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+def _handler(storage: Storage) -> type[Handler]:
+    class StorageHandler(Handler):
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, headers, found = storage.answer(self.command, self.path, self.headers, body)
-            content = found if isinstance(found, bytes) else json.dumps(found).encode()
-            self.send_response(status)
-            for header, value in {**headers, "Content-Length": str(len(content))}.items():
-                self.send_header(header, value)
-            self.end_headers()
-            with suppress(ConnectionError):  # a client that has given up
-                self.wfile.write(content)
+            status, headers, found = storage.answer(self.command, self.path, self.headers, self.body())
+            self.reply(status, headers, found if isinstance(found, bytes) else json.dumps(found).encode())
 
         do_GET = do_POST = do_PUT = do_DELETE = answer
 
-        def log_message(self, *_: Any) -> None: ...
-
-    return Handler
+    return StorageHandler
 
 
 @contextmanager
 def serve(*buckets: str) -> Iterator[Storage]:
     """A storage service with these empty buckets, for as long as the block lasts."""
     storage = Storage(*buckets)
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(storage)) as server:
-        storage.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(_handler(storage)) as storage.url:
         yield storage
-        server.shutdown()

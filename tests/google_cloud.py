@@ -9,14 +9,14 @@ import http.client
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.loopback import Handler, served
 
 APIS = (
     "ARTIFACTREGISTRY", "CLOUDBUILD", "CLOUDRESOURCEMANAGER", "COMPUTE", "CONTAINER", "IAM", "LOGGING", "RUN",
@@ -70,13 +70,13 @@ class Cloud:
         }
         return {**os.environ, **{f"CLOUDSDK_{name}": value for name, value in settings.items()}}
 
-    def answer(self, sent: Sent) -> tuple[int, Any]:
-        """Status and JSON: those of the first rule that fits, else what was sent."""
-        for method, pattern, name in RULES:
+    def answer(self, sent: Sent) -> tuple[int, Any] | None:
+        """Status and JSON: those of the first rule that fits, else what was sent; None for the emulator to answer."""
+        for methods, pattern, name in RULES:
             found = re.search(pattern, sent.path)
-            if found and sent.method in method.split("|"):
+            if found and sent.method in methods.split("|"):
                 return getattr(self, name)(sent, *found.groups())
-        return 200, sent.body or {}
+        return None if "storage" in sent.host else (200, sent.body or {})
 
     def project(self, sent: Sent) -> tuple[int, Any]:
         return 200, {"projectId": PROJECT, "projectNumber": NUMBER, "lifecycleState": "ACTIVE"}
@@ -192,76 +192,48 @@ RULES = (
 """Method, path, and the answer's method of Cloud. Deleting a cluster gives an operation, as creating one does."""
 
 
-def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def handle_request(self) -> None:
-            raw = self._body()
-            url = urlsplit(self.path)
+def _handler(cloud: Cloud) -> type[Handler]:
+    class CloudHandler(Handler):
+        def answer(self) -> None:
+            raw, url = self.body(), urlsplit(self.path)
             host = (url.netloc or self.headers.get("Host", "")).partition(":")[0]
             try:
                 body = json.loads(raw) if raw else None
-            except ValueError:
+            except ValueError:  # an upload
                 body = None
             sent = Sent(self.command, host, url.path, parse_qs(url.query), body)
             cloud.sent.append(sent)
-            known = any(
-                re.search(pattern, url.path) for method, pattern, _ in RULES if self.command in method.split("|")
-            )
-            if "storage" in host and not known:
-                self._forward(url.path + (f"?{url.query}" if url.query else ""), raw, self.headers["Host"])
+            answer = cloud.answer(sent)
+            if answer is None:
+                self.forward(url.path + (f"?{url.query}" if url.query else ""), raw)
             else:
-                status, answer = cloud.answer(sent)
-                self._reply(status, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+                self.reply(answer[0], {"Content-Type": "application/json"}, json.dumps(answer[1]).encode())
 
-        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
+        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
         def do_CONNECT(self) -> None:
-            self._reply(403, {}, b"nothing leaves this machine")
+            self.reply(403, {}, b"nothing leaves this machine")
 
-        def _body(self) -> bytes:
-            if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            body = b""
-            while size := int(self.rfile.readline().partition(b";")[0], 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return body
-
-        def _forward(self, target: str, raw: bytes, own: str) -> None:
-            own_headers = ("host", "connection", "proxy-connection", "content-length", "transfer-encoding")
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in own_headers}
+        def forward(self, target: str, raw: bytes) -> None:
+            hop = ("host", "connection", "proxy-connection", "content-length", "transfer-encoding")
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in hop}
             emulator = http.client.HTTPConnection(cloud.storage, timeout=60)
             emulator.request(self.command, target, raw, {**headers, "Host": cloud.storage})
             answer = emulator.getresponse()
             content = answer.read()
-            hop = ("connection", "content-length", "transfer-encoding")
-            kept = {n: v.replace(cloud.storage, own) for n, v in answer.getheaders() if n.lower() not in hop}
             if self.command == "DELETE" and content.strip() == b"null":
                 content = b""  # Cloud Storage's own answer has no body
-            self._reply(answer.status, kept, content)
+            own = self.headers["Host"]
+            kept = {n: v.replace(cloud.storage, own) for n, v in answer.getheaders() if n.lower() not in hop}
+            self.reply(answer.status, kept, content)
 
-        def _reply(self, status: int, headers: dict[str, str], content: bytes) -> None:
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    return Handler
+    return CloudHandler
 
 
 @contextmanager
 def serve(storage_url: str) -> Iterator[Cloud]:
     """A cloud, for as long as the block lasts."""
     cloud = Cloud(storage_url.removeprefix("http://"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(cloud)) as server:
-        cloud.port = server.server_port
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(_handler(cloud)) as url:
+        cloud.port = int(url.rpartition(":")[2])
         yield cloud
-        server.shutdown()

@@ -7,12 +7,12 @@ import base64
 import hashlib
 import json
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 from typing import Any
+
+from tests.loopback import Handler, served
 
 OWNER = "me"
 
@@ -131,53 +131,31 @@ def entry(path: str, content: bytes) -> dict[str, Any]:
     return found
 
 
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+def _handler(hub: Hub) -> type[Handler]:
+    class HubHandler(Handler):
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if "chunked" in self.headers.get("Transfer-Encoding", ""):
-                while size := int(self.rfile.readline(), 16):
-                    body += self.rfile.read(size)
-                    self.rfile.readline()
-                self.rfile.readline()
-            path = self.path.partition("?")[0]
+            body, path = self.body(), self.path.partition("?")[0]
             hub.requests.append(f"{self.command} {path}")
             hub.tokens.add(self.headers.get("Authorization"))
             file = None if hub.refusal else hub.file(path, self.headers.get("Range"))
             if file is not None and not any(part in path and due for part, due in hub.failures.items()):
-                self.send(*file)
+                self.reply(*file)
                 hub.served += len(file[2]) if self.command == "GET" else 0
                 return
             status, found = hub.answer(self.command, path, body)
             if not status:
                 self.close_connection = True
                 return
-            self.send(status, {"Content-Type": "application/json"}, json.dumps(found).encode())
-
-        def send(self, status: int, headers: dict[str, str], content: bytes) -> None:
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                with suppress(ConnectionError):  # a client that has given up
-                    self.wfile.write(content)
+            self.reply(status, {"Content-Type": "application/json"}, json.dumps(found).encode())
 
         do_GET = do_HEAD = do_POST = do_PUT = answer
 
-        def log_message(self, *_: Any) -> None: ...
-
-    return Handler
+    return HubHandler
 
 
 @contextmanager
 def serve() -> Iterator[Hub]:
     """A hub, for as long as the block lasts."""
     hub = Hub()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub)) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(_handler(hub)) as hub.url:
         yield hub
-        server.shutdown()

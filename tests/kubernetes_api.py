@@ -5,16 +5,16 @@ are no controllers: a Job gets one pod, which has run, and whose log is its imag
 """
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
+
+from tests.loopback import Handler, served
 
 VERSION = "1.33"
 KINDS = {
@@ -151,37 +151,25 @@ def _patches(version: str, kinds: dict[str, str]) -> dict[str, Any]:
     return paths
 
 
-def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def handle_request(self) -> None:
-            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            url = urlsplit(self.path)
+def _handler(cluster: Cluster) -> type[Handler]:
+    class ClusterHandler(Handler):
+        def answer(self) -> None:
+            raw, url = self.body(), urlsplit(self.path)
             body = json.loads(raw) if raw.startswith(b"{") else None
             answer = cluster.answer(self.command, url.path.rstrip("/"), parse_qs(url.query), body)
-            code, content = (
-                (200, answer.encode()) if isinstance(answer, str) else (answer[0], json.dumps(answer[1]).encode())
-            )
-            self.send_response(code)
-            self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            if isinstance(answer, str):
+                self.reply(200, {"Content-Type": "text/plain"}, answer.encode())
+            else:
+                self.reply(answer[0], {"Content-Type": "application/json"}, json.dumps(answer[1]).encode())
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
-        def log_message(self, *_: Any) -> None: ...
-
-    return Handler
+    return ClusterHandler
 
 
 @contextmanager
 def serve() -> Iterator[Cluster]:
     """A cluster, for as long as the block lasts."""
     cluster = Cluster()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(cluster)) as server:
-        cluster.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(_handler(cluster)) as cluster.url:
         yield cluster
-        server.shutdown()

@@ -15,7 +15,7 @@ def test_the_table_of_flags_is_the_codes() -> None:
 
 
 def test_files_and_commands_that_it_names_exist() -> None:
-    for path in re.findall(r"(?:finetune|tests|docs|accel_configs)/[\w/.-]*\w", README):
+    for path in re.findall(r"(?<![\w/])(?:finetune|tests|docs|accel_configs|manifests)/[\w/.-]*\w", README):
         assert (ROOT / path).exists(), path
     targets = re.findall(r"make (\w+)", README)
     makefile = (ROOT / "Makefile").read_text()
