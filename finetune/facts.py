@@ -81,8 +81,9 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
     written = {name: values[name] for name in ("output_dir", "results_file") if values[name]}
     outputs = {name: path if "://" in path else str(Path(path).expanduser()) for name, path in written.items()}
     _look_at_outputs(outputs["output_dir"], outputs.get("results_file"), troubles)
-    has_results = any((Path(outputs["output_dir"]) / name).exists() for name in RESULTS)
-    has_merged = (Path(outputs["output_dir"]) / "merged" / "config.json").exists()
+    out = Path(outputs["output_dir"])
+    has_results = not _closed(out) and any((out / name).exists() for name in RESULTS)
+    has_merged = not _closed(out / "merged") and (out / "merged" / "config.json").exists()
     token_file = Path(environ.get("HF_TOKEN_PATH") or hub / "token")
     return Facts(
         model,
@@ -101,6 +102,9 @@ def _look_at_model(name: str, hub_cache: Path, troubles: list[Trouble], notes: l
     if name == EMBEDDED:
         return _look_in_folder(EMBEDDED, "embedded", base_dir(), troubles)
     path = Path(name).expanduser()
+    if _closed(path):
+        troubles.append(Trouble("model_id", *_may_not_read(path)))
+        return ModelFacts(name, "folder")
     if path.is_dir():
         if HUB_ID.fullmatch(name):
             notes.append(f"model {name}: the local folder of that name is used, not the hub's model")
@@ -197,7 +201,9 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 
 
 def _look_at_adapter(folder: Path, troubles: list[Trouble]) -> None:
-    if not (folder / "adapter_config.json").is_file():
+    if _closed(folder):
+        troubles.append(Trouble("adapter", *_may_not_read(folder)))
+    elif not (folder / "adapter_config.json").is_file():
         found = "has no adapter_config.json" if folder.is_dir() else "no such folder"
         troubles.append(
             Trouble("adapter", f"{folder}: {found}", "give the adapter folder of a run, such as out/adapter")
@@ -211,6 +217,9 @@ def _look_at_adapter(folder: Path, troubles: list[Trouble]) -> None:
 def _look_at_dataset(name: str, task: Task, columns: Columns, troubles: list[Trouble], notes: list[str]) -> str:
     path = Path(name).expanduser()
     if name == EMBEDDED:
+        return name
+    if _closed(path):
+        troubles.append(Trouble("dataset", *_may_not_read(path)))
         return name
     if path.exists():
         if HUB_ID.fullmatch(name):
@@ -253,6 +262,24 @@ def _look_at_outputs(out: str, results: str | None, troubles: list[Trouble]) -> 
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path itself, or the closest folder above it that exists."""
+    """The path itself, or the closest folder above it that exists, as far as this user may look."""
     path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(place for place in (path, *path.parents) if not _closed(place.parent) and place.exists())
+
+
+def _closed(path: Path) -> bool:
+    """Whether this user may not look for a path, or into it: in a container it is often not the one who owns it."""
+    try:
+        if path.is_dir():
+            (path / "any").exists()
+            next(path.iterdir(), None)
+        elif path.exists() and not os.access(path, os.R_OK):
+            return True
+    except PermissionError:
+        return True
+    return False
+
+
+def _may_not_read(path: Path) -> tuple[str, str]:
+    user = os.getuid()
+    return f"{path}: user {user} may not read it", f"make it readable for user {user}, or run as the user who owns it"

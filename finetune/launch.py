@@ -1,6 +1,7 @@
 """Plan -> the command and environment that start its processes. `command` and `environment` are pure."""
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,4 +86,7 @@ def execute_stage(model: str, to: str, hf_token: str | None = None) -> NoReturn:
 def _become(argv: list[str], environ: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
+    # Kept for the new program, which unblocks it once it has a handler: PID 1 of a container loses one that comes
+    # while there is none.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     os.execve(argv[0], argv, environ)

@@ -17,6 +17,7 @@ def main() -> int:
     """Launch, wait, and give the worker's exit code. Signals are 128 + their number, as in a shell."""
     # Before the imports, which take seconds: without a handler PID 1 never gets the signal.
     signal.signal(signal.SIGTERM, _forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # launch.py blocked it for the way here
     from accelerate.commands.launch import main as accelerate_launch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -214,6 +214,7 @@ def say(text: str) -> None:
 def main(model: str, to: str) -> int:
     """Stage, and give the exit code."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # launch.py blocked it for the way here
     try:
         stage(model, to)
     except FinetuneError as error:

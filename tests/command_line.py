@@ -1,6 +1,7 @@
 """Fixtures that run command lines inside the tests' own process (`pytest_plugins = ("tests.command_line",)`)."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, 
 
     def execve(path: str, argv: list[str], environment: dict[str, str]) -> None:
         calls.append((argv, environment))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # as the program does that takes over
         raise SystemExit(0)
 
     monkeypatch.setattr(launch.os, "execve", execve)
