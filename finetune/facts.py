@@ -91,7 +91,7 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
         outputs,
         has_results,
         has_merged,
-        bool(environ.get("HF_TOKEN")) or token_file.is_file(),
+        bool(environ.get("HF_TOKEN")) or (not _closed(token_file) and token_file.is_file()),
         str(Path(adapter).resolve()) if adapter is not None else None,
         tuple(troubles),
         tuple(notes),
@@ -270,14 +270,9 @@ def _nearest_existing(path: Path) -> Path:
 def _closed(path: Path) -> bool:
     """Whether this user may not look for a path, or into it: in a container it is often not the one who owns it."""
     try:
-        if path.is_dir():
-            (path / "any").exists()
-            next(path.iterdir(), None)
-        elif path.exists() and not os.access(path, os.R_OK):
-            return True
+        return path.exists() and not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
     except PermissionError:
         return True
-    return False
 
 
 def _may_not_read(path: Path) -> tuple[str, str]:

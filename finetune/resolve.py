@@ -63,12 +63,11 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
     if request.command == "merge":  # one process, which sees every GPU; how the machine would train is no matter
         values["merge"], gpus, notes = True, gpus[:1], []
     nodes = request.nodes.count
-    if nodes > 1 and gpus and not request.saved and sources["gradient_accumulation_steps"] not in BY_USER:
-        values["gradient_accumulation_steps"] = max(1, round(values["gradient_accumulation_steps"] / nodes))
-        notes.append(
-            f"gradient_accumulation_steps is lowered to {values['gradient_accumulation_steps']}, "
-            f"so that {nodes} nodes make the steps of one"
-        )
+    alone = values["gradient_accumulation_steps"]
+    shared = max(1, round(alone / nodes))
+    if shared < alone and gpus and not request.saved and sources["gradient_accumulation_steps"] not in BY_USER:
+        values["gradient_accumulation_steps"] = shared
+        notes.append(f"gradient_accumulation_steps is {shared}, not {alone}: {nodes} nodes share the rows of a step")
     proposal = Proposal(request, values, facts, machine, max(1, len(gpus)) * nodes, len(matched.gpus))
     problems += find_problems(proposal)
     if problems:

@@ -63,7 +63,7 @@ def test_nodes_share_the_steps_of_one() -> None:
     assert two.launch.threads_per_process == one.launch.threads_per_process
     text = " ".join(describe(two, nodes=Nodes(2, 0, "a")).split())
     assert "sharded over the 8 GPUs of each of 2 nodes" in text
-    assert "lowered to 16, so that 2 nodes make the steps of one" in text
+    assert "gradient_accumulation_steps is 16, not 32: 2 nodes share the rows of a step" in text
 
 
 def test_what_the_user_asks_for_is_not_changed() -> None:
