@@ -8,20 +8,16 @@ import base64
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from finetune import hardware
 from finetune.plan import Plan
-from tests import cloud_storage, google_cloud, kubernetes_api
-from tests.conftest import ROOT
+from tests.cloud_session import BLOCKS, BUCKET, SECTION, TOKEN, Session, readme_session
 from tests.google_cloud import Sent
 from tests.machines import machine
 from tests.test_manifests import MANIFESTS, VALUES
@@ -29,90 +25,34 @@ from tests.tools import need
 
 pytest_plugins = ("tests.command_line",)
 pytestmark = pytest.mark.cloud
-TOKEN = "hf_MARKERTOKENthatMustNotLeak"
-FILLED_IN = {
-    "YOUR_PROJECT_ID": "test-project",
-    "YOUR_REGION": "us-central1",
-    "YOUR_HF_TOKEN": TOKEN,
-    "YOUR_RESERVATION": "my-reservation",
-}
-BUCKET = "test-project-gemma4-finetuning"
 ACCOUNT = "finetune-gemma-job-sa@test-project.iam.gserviceaccount.com"
 IMAGE = "us-central1-docker.pkg.dev/test-project/gemma/finetune-gemma-gpu:1.0.0"
-SECTION = (ROOT / "README.md").read_text().split("\n## On Google Cloud\n")[1].split("\n## ")[0]
-NO_LOG = 'gcloud() { case "$1 $2" in "builds submit") set -- "$@" --async;; esac; command gcloud "$@"; }'
-"""Not waited for: gcloud reads the log from Cloud Storage's public address, whatever it was told of a stand-in."""
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A block of the README: its text, what it printed, and what gcloud sent."""
-
-    text: str
-    printed: str
-    sent: list[Sent]
-
-
-@dataclass(frozen=True)
-class Session:
-    """All blocks, and what there was in the end, before the last one cleaned up."""
-
-    blocks: list[Ran]
-    applied: dict[tuple[str, str], dict[str, Any]]
-    folder: Path
-
-    def sent(self, method: str, path: str) -> list[Sent]:
-        """The requests of this method whose path holds this pattern."""
-        found = [sent for ran in self.blocks for sent in ran.sent]
-        return [sent for sent in found if sent.method == method and re.search(path, sent.path)]
-
-    def block(self, words: str) -> Ran:
-        """The only block with these words in it."""
-        (found,) = [ran for ran in self.blocks if words in ran.text]
-        return found
+RECIPE_A = """
+gcloud builds submit . --substitutions=_ARTIFACT_REPO_LOCATION="${ARTIFACT_REPO_LOCATION}"
+export IMAGE_URL="${ARTIFACT_REPO_LOCATION}-docker.pkg.dev/${PROJECT_ID}/gemma/finetune-gemma-gpu:1.0.0"
+envsubst < manifests/finetune.yaml | kubectl apply -f -
+kubectl logs job.batch/finetune-job -f
+kubectl delete job finetune-job
+"""
+RECIPE_B = """
+export AR_REPO=gemma4-finetuning-repo IMAGE_NAME=gemma4-finetune
+gcloud builds submit --tag $REGION-docker.pkg.dev/$PROJECT_ID/$AR_REPO/$IMAGE_NAME:latest .
+gcloud beta run jobs create $JOB_NAME --region $REGION \\
+  --image $REGION-docker.pkg.dev/$PROJECT_ID/$AR_REPO/$IMAGE_NAME:latest \\
+  --gpu 1 --gpu-type nvidia-rtx-pro-6000 --cpu 30.0 --memory 120Gi --labels dev-tutorial=finetune-gemma \\
+  --add-volume name=model-volume,type=cloud-storage,bucket=$BUCKET_NAME \\
+  --add-volume-mount volume=model-volume,mount-path=/mnt/gcs \\
+  --args="--model-id","/mnt/gcs/google/gemma-4-31b-it/","--output-dir","/mnt/gcs/gemma4-finetuned","--train-size","700","--eval-size","200","--merge"
+gcloud beta run jobs execute $JOB_NAME --region $REGION --async
+"""
+"""The published commands, word for word, but that recipe A's manifest lies in manifests/."""
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     need("gcloud", "kubectl", "envsubst", "gke-gcloud-auth-plugin", "bash")
-    home = tmp_path_factory.mktemp("cloud")
-    (home / "gcloud").mkdir()
-    clone = home / "clone"
-    tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    for name in tracked.stdout.splitlines():
-        (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, clone / name)
-    kubeconfig, variables = home / "kubeconfig", home / "variables"
-    variables.touch()
-    with (
-        cloud_storage.serve() as (url, storage),
-        google_cloud.serve(url) as cloud,
-        kubernetes_api.serve() as cluster,
-    ):
-        environ = {**cloud.environment(home / "gcloud"), "KUBECONFIG": str(kubeconfig), "HOME": str(home)}
-        blocks: list[Ran] = []
-        applied: dict[tuple[str, str], dict[str, Any]] = {}
-        for text in BLOCKS:
-            if "gcloud storage cp" in text:
-                storage.pipe_file(f"{BUCKET}/gemma4-finetuned/report.html", b"a report")
-            if "delete job" in text:
-                applied = dict(cluster.objects)
-            if 'jobs create "$JOB_NAME"' in text:
-                cloud.jobs.pop("gemma4-finetuning-job")  # the README's other way to make it came first
-            before = len(cloud.sent)
-            for placeholder, value in FILLED_IN.items():
-                text = text.replace(placeholder, value)
-            script = f"set -euo pipefail\n. {variables}\n{NO_LOG}\n{text}\nexport -p > {variables}\n"
-            done = subprocess.run(
-                ["bash", "-c", script], cwd=clone, env=environ, capture_output=True, text=True, timeout=180,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-            blocks.append(Ran(text, done.stdout + done.stderr, cloud.sent[before:]))
-            if "get-credentials" in text:
-                cluster.kubeconfig(kubeconfig)  # the cluster that it names is not there
-        yield Session(blocks, applied, clone)
+    with readme_session(tmp_path_factory.mktemp("cloud")) as session:
+        yield session
 
 
 def only(found: list[Sent]) -> Any:
@@ -269,7 +209,7 @@ def test_what_kubectl_applied_is_the_manifest(session: Session, name: str) -> No
 
 
 def test_the_result_is_fetched(session: Session) -> None:
-    assert (session.folder / "gemma4-finetuned" / "report.html").read_bytes() == b"a report"
+    assert (session.shell.clone / "gemma4-finetuned" / "report.html").read_bytes() == b"a report"
 
 
 def test_everything_that_was_made_is_deleted(session: Session) -> None:
@@ -305,13 +245,26 @@ def test_a_variable_that_is_not_set_is_named(path: Path, how: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_recipe_a_s_own_commands(session: Session, tmp_path: Path) -> None:
-    """`gcloud builds submit .` with its substitution, and `envsubst < finetune.yaml`, with its variables alone."""
-    assert 'gcloud builds submit . --substitutions=_ARTIFACT_REPO_LOCATION="$ARTIFACT_REPO_LOCATION"' in SECTION
-    environ = {"IMAGE_URL": IMAGE, "RESERVATION": "r", "PATH": "/usr/bin:/bin:/usr/local/bin"}
-    text = (ROOT / "manifests" / "finetune.yaml").read_text()
-    made = subprocess.run(["envsubst"], input=text, env=environ, capture_output=True, text=True, check=True)
-    assert yaml.safe_load(made.stdout)["metadata"]["name"] == "finetune-job"
+def test_recipe_a_s_own_commands(session: Session) -> None:
+    ran = session.shell.run(RECIPE_A)
+    build = only([sent for sent in ran.sent if sent.path.endswith("/builds")])
+    assert build["substitutions"]["_ARTIFACT_REPO_LOCATION"] == "us-central1"
+    assert f"log of {IMAGE}" in ran.printed
+    assert 'job.batch "finetune-job" deleted' in ran.printed
+
+
+def test_recipe_b_s_own_commands(session: Session) -> None:
+    """Its build, without cloudbuild.yaml; its job, which is ours but for the volume's owner, account and limits."""
+    session.shell.cloud.jobs.pop("gemma4-finetuning-job", None)
+    ran = session.shell.run(RECIPE_B)
+    build, job, _ = [sent.body for sent in ran.sent if sent.method == "POST" and re.search(r"builds|/jobs", sent.path)]
+    image = "us-central1-docker.pkg.dev/test-project/gemma4-finetuning-repo/gemma4-finetune:latest"
+    assert build["images"] == [image]
+    (container,) = task(job)["containers"]
+    assert container["image"] == image
+    ours = only([sent for sent in session.block('jobs create "$JOB_NAME"').sent if sent.method == "POST"])
+    for key in ("args", "resources", "volumeMounts"):
+        assert container[key] == task(ours)["containers"][0][key]
 
 
 def test_the_shell_in_the_readme_is_clean(tmp_path: Path) -> None:
