@@ -66,6 +66,7 @@ def test_every_command_was_run(session: Session) -> None:
     commands = re.findall(r"\b(?:gcloud|kubectl) [a-z]", SECTION)
     assert len(commands) >= 35
     assert not [ran for ran in session.blocks if "YOUR_" in ran.text]
+    assert not [block for block in BLOCKS if re.search(r"(^|\s)#", block)], "zsh takes comments for words, if typed"
 
 
 def test_apis_and_os_login(session: Session) -> None:
@@ -181,7 +182,7 @@ def test_the_job_is_executed_and_watched(session: Session) -> None:
     assert session.sent("POST", "jobs/gemma4-finetuning-job:run")
     assert session.sent("GET", "/executions$")
     asked = only(session.sent("POST", "entries:list"))
-    assert "resource.labels.job_name=gemma4-finetuning-job" in asked["filter"]
+    assert "resource.labels.job_name = gemma4-finetuning-job" in asked["filter"]
 
 
 def test_the_cluster_is_an_autopilot_cluster_and_goes_again(session: Session) -> None:
