@@ -6,13 +6,12 @@ from textwrap import wrap
 from finetune.hardware import Gpu, Machine
 from finetune.launch import command
 from finetune.nodes import ALONE, Nodes
-from finetune.plan import Launch, Plan
+from finetune.plan import BY_USER, Launch, Plan
 from finetune.settings import DEFAULTS, OPTIONS
 from finetune.tasks import TASKS
 
 WIDTH = 100
 INDENT = 14
-BY_USER = ("flag", "env", "config")
 TITLES = {"run": "fine-tune"}
 SHOWN_ELSEWHERE = ("task", "model_id", "dataset", "output_dir")
 

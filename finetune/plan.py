@@ -18,6 +18,8 @@ from finetune.settings import Settings
 
 Source = Literal["default", "profile", "task", "model", "adapter", "config", "env", "flag"]
 """Where a value comes from. `model`: what the embedded toy model wants; `adapter`: what it was trained with."""
+BY_USER: tuple[Source, ...] = ("flag", "env", "config")
+"""The sources of a value that was asked for: it is never changed to fit."""
 FORMAT = 1
 """Version of plan.json."""
 

@@ -12,7 +12,7 @@ from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.facts import Facts
 from finetune.hardware import Gpu, Machine
-from finetune.plan import Launch, Plan, Source
+from finetune.plan import BY_USER, Launch, Plan, Source
 from finetune.profiles import (
     BY_NAME,
     EMBEDDED_DATA,
@@ -33,8 +33,6 @@ from finetune.tasks import TASKS
 from finetune.tasks.base import Task
 
 FSDP_CONFIG = "fsdp2.yaml"
-BY_USER = ("flag", "env", "config")
-"""The sources of a value that was asked for: it is never changed to fit."""
 UNIFIED_HUB_IDS = ("google/gemma-4-12b-it", "google/gemma-4-12b")
 """Hub models of the unified architecture, for a plan made before the first download."""
 

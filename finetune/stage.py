@@ -71,9 +71,8 @@ class Progress:
 
 
 def _to_bucket(model: str, commit: str, files: list[File], to: str) -> None:
-    with bucket.opened(
-        f"{model} was not staged to {to}", "run the same command again: it goes on from here"
-    ) as storage:
+    hint = "run the same command again: it goes on from here"
+    with bucket.opened(f"{model} was not staged to {to}", hint) as storage:
         root = to.removeprefix("gs://").rstrip("/")
         progress = Progress(sum(file.size for file in files))
         for file in files:
