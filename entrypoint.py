@@ -127,7 +127,7 @@ def stage(request: Request, hf_token: str | None, model_id: str | None, to: str 
 
     Said again after an interruption, it goes on where it stopped; of what is there already, nothing is copied.
     """
-    problems = find_stage_problems(request, model_id, to)
+    problems = find_stage_problems(request, model_id, to, facts.look_at_target(to) if to else None)
     if problems or not model_id or not to:
         raise UsageErrors(problems)
     launch.execute_stage(model_id, to, hf_token)

@@ -3,12 +3,11 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError
-from finetune.facts import HUB_ID, Facts
+from finetune.facts import HUB_ID, Facts, Trouble
 from finetune.fit import size_of
 from finetune.hardware import Machine
 from finetune.nodes import COUNT, find_missing
@@ -105,8 +104,10 @@ def _node_problems(run: Proposal) -> list[FinetuneError]:
     return [] if run.request.what_if else find_missing(nodes)
 
 
-def find_stage_problems(request: Request, model_id: str | None, to: str | None) -> list[FinetuneError]:
-    """What is wrong with a command to copy a model from the hub."""
+def find_stage_problems(
+    request: Request, model_id: str | None, to: str | None, trouble: Trouble | None
+) -> list[FinetuneError]:
+    """What is wrong with a command to copy a model from the hub. `trouble` is what was found at its target."""
     problems = list(request.problems)
     if not model_id:
         problems.append(UsageError("--model-id: which model?", "write --model-id google/gemma-4-31B-it"))
@@ -117,8 +118,8 @@ def find_stage_problems(request: Request, model_id: str | None, to: str | None) 
         problems.append(UsageError("--to: where to?", "write --to gs://BUCKET/PATH, or --to FOLDER"))
     elif "://" in to and not IN_BUCKET.fullmatch(to):
         problems.append(UsageError(f"--to: {to!r} is not a path in a bucket", "write gs://BUCKET/PATH, or a folder"))
-    elif "://" not in to and Path(to).expanduser().is_file():
-        problems.append(UsageError(f"--to: {to} is a file; expected a folder", "write another folder"))
+    elif trouble:
+        problems.append(UsageError(f"--to: {trouble.message}", trouble.hint))
     return problems
 
 

@@ -1,6 +1,6 @@
 """The errors a user can meet, each with a hint and an exit code of its own.
 
-Only entrypoint.py and worker.py turn one into text (`str(error)`); nothing else catches them.
+Only entrypoint.py, worker.py and stage.py turn one into text (`str(error)`), as their processes end.
 """
 
 

@@ -261,6 +261,14 @@ def _look_at_outputs(out: str, results: str | None, troubles: list[Trouble]) -> 
             troubles.append(Trouble("results_file", f"{nearest} cannot be written to", "write another path"))
 
 
+def look_at_target(to: str) -> Trouble | None:
+    """What is wrong with the folder that a model is to be copied into, as far as it is there."""
+    folder = Path(to).expanduser()
+    if "://" not in to and not _closed(folder) and folder.is_file():
+        return Trouble("to", f"{to} is a file; expected a folder", "write another folder")
+    return None
+
+
 def _nearest_existing(path: Path) -> Path:
     """The path itself, or the closest folder above it that exists, as far as this user may look."""
     path = path.absolute()

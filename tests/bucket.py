@@ -13,6 +13,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from tests.loopback import Handler, served
 
 
+def environment(url: str) -> dict[str, str]:
+    """For a process that is to use the storage at `url`: no look-ups over gRPC, no metadata server."""
+    return {"STORAGE_EMULATOR_HOST": url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "NO_GCE_CHECK": "true"}
+
+
 class Storage:
     """What the server holds, by `bucket/name`, and how it is to misbehave."""
 
@@ -28,11 +33,7 @@ class Storage:
 
     def environment(self) -> dict[str, str]:
         """For a process that is to use this storage."""
-        return {
-            "STORAGE_EMULATOR_HOST": self.url,
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-            "NO_GCE_CHECK": "true",
-        }
+        return environment(self.url)
 
     def keep(self, name: str, content: bytes) -> dict[str, Any]:
         """Take an object; its metadata."""

@@ -1,6 +1,5 @@
 """The real fake-gcs-server on the loopback, with what is in memory gone at the end."""
 
-import socket
 import subprocess
 import time
 import urllib.request
@@ -10,10 +9,7 @@ from typing import Any
 
 import gcsfs
 
-
-def environment(url: str) -> dict[str, str]:
-    """For a process that is to use this storage: no look-ups over gRPC, no metadata server."""
-    return {"STORAGE_EMULATOR_HOST": url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "NO_GCE_CHECK": "true"}
+from tests.loopback import free_port
 
 
 @contextmanager
@@ -23,11 +19,10 @@ def serve(*buckets: str) -> Iterator[tuple[str, Any]]:
 
     binary = _get_binary_path()
     binary.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{free.getsockname()[1]}"
-    url, port = f"http://{host}", host.rpartition(":")[2]
-    argv = [str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", port, "-backend", "memory"]
+    port = free_port()
+    host = f"127.0.0.1:{port}"
+    url = f"http://{host}"
+    argv = [str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
     argv += ["-external-url", url, "-public-host", host, "-log-level", "error"]
     with subprocess.Popen(argv) as process:
         try:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -78,26 +79,29 @@ def writable(folder: Path) -> list[str]:
     return mounts
 
 
+@cache
+def _pip_settings() -> dict[str, str]:
+    """This machine's settings of pip that say where packages come from."""
+    kept = ("index-url", "extra-index-url", "find-links", "trusted-host", "timeout")
+    lines = _do([sys.executable, "-m", "pip", "config", "list"]).replace("\\n", " ").splitlines()
+    named = {line.partition("=")[0].partition(".")[2]: line.partition("=")[2].strip("'") for line in lines}
+    return {name: value for name, value in named.items() if name in kept}
+
+
 def _pip_config(folder: Path) -> Path:
-    """This machine's settings of pip, with the place that its certificates have in the build."""
-    listed = _do([sys.executable, "-m", "pip", "config", "list"]).replace("\\n", " ")
-    settings = {}
-    for line in listed.splitlines():
-        name, _, value = line.partition("=")
-        if name.partition(".")[2] in ("index-url", "extra-index-url", "find-links", "trusted-host", "timeout"):
-            settings[name.partition(".")[2]] = value.strip("'")
+    """The settings as a file, with the place that this machine's certificates have in the build."""
     path = folder / "pip.conf"
-    path.write_text("\n".join(["[global]", "cert = /etc/host-ca.crt", *(f"{k} = {v}" for k, v in settings.items())]))
+    lines = [f"{name} = {value}" for name, value in _pip_settings().items()]
+    path.write_text("\n".join(["[global]", "cert = /etc/host-ca.crt", *lines]))
     return path
 
 
 def _local_packages() -> list[str]:
-    """Folders of this machine that pip's settings name."""
-    listed = _do([sys.executable, "-m", "pip", "config", "list"]).replace("\\n", " ").replace("'", " ").split()
-    places = [word.partition("=")[2] or word for word in listed]
-    files = [Path(place.removeprefix("file://")).parent for place in places if place.startswith("file://")]
+    """Folders of this machine that the settings name: of an index, the one that its files lie in too."""
+    places = [place for value in _pip_settings().values() for place in value.split()]
+    indexes = [Path(place.removeprefix("file://")).parent for place in places if place.startswith("file://")]
     folders = [Path(place) for place in places if place.startswith("/")]
-    return [str(place) for place in dict.fromkeys([*files, *folders]) if place.is_dir()]
+    return [str(place) for place in dict.fromkeys([*indexes, *folders]) if place.is_dir()]
 
 
 def _do(argv: list[str]) -> str:

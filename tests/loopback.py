@@ -1,5 +1,6 @@
 """What the stand-ins for services share: an HTTP server on the loopback, for as long as a block lasts."""
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,6 +35,13 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None: ...
+
+
+def free_port() -> int:
+    """A port that nothing listens on, for a program that has to be told one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @contextmanager

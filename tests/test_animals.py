@@ -5,8 +5,9 @@ import pickle
 import numpy
 import pytest
 
-from finetune.embedded import ROWS, Split, animals
+from finetune.embedded import ROWS, animals
 from finetune.embedded.animals import CLASSES, SIDE, Drawing
+from finetune.tasks.base import Split
 
 
 def pixels(drawing: Drawing) -> numpy.ndarray:

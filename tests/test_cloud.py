@@ -20,7 +20,7 @@ from finetune.plan import Plan
 from tests.cloud_session import BLOCKS, BUCKET, SECTION, TOKEN, Session, readme_session
 from tests.google_cloud import Sent
 from tests.machines import machine
-from tests.test_manifests import MANIFESTS, VALUES
+from tests.test_manifests import MANIFESTS, VALUES, placeholders
 from tests.tools import need
 
 pytest_plugins = ("tests.command_line",)
@@ -233,8 +233,7 @@ def test_a_variable_that_is_not_set_is_named(path: Path, how: str) -> None:
     """The README's one line, for every manifest and every variable of it."""
     need("envsubst", "bash")
     line = check_line().replace("manifests/finetune.yaml", shlex.quote(str(path)))
-    used = sorted(set(re.findall(r"\$\{?(\w+)", path.read_text())))
-    for name in used:
+    for name in sorted(placeholders(path)):
         environ = {**VALUES, "PATH": "/usr/bin:/bin:/usr/local/bin"}
         environ[name] = ""
         if how == "unset":

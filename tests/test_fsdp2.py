@@ -5,7 +5,6 @@ Also over several nodes: launchers that meet on loopback, with a rank each (FSDP
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from finetune.hardware import Machine
 from finetune.nodes import ALONE, Nodes, from_environment
 from finetune.plan import Launch, Plan
 from finetune.settings import Settings
+from tests.loopback import free_port
 
 ROOT = Path(__file__).parent.parent
 Process = subprocess.Popen[str]
@@ -57,10 +57,7 @@ def start(plan: Plan, folder: Path, module: str = "tests.two_cpu_ranks") -> subp
 
 def start_nodes(plans: Sequence[Plan], folder: Path) -> list[tuple[int, str]]:
     """Launch each node's plan at once, told its place by the environment of a pod; exit codes and logs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"NUM_NODES": str(len(plans)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {"NUM_NODES": str(len(plans)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     places = [from_environment({**common, "JOB_COMPLETION_INDEX": str(rank)})[0] for rank in range(len(plans))]
     processes = [popen(plan, folder, nodes) for plan, nodes in zip(plans, places, strict=True)]
     logs = [process.communicate(timeout=600)[1] for process in processes]

@@ -15,6 +15,7 @@ import pytest
 
 from finetune.hub_files import File
 from tests import cloud_storage, hub
+from tests.bucket import environment
 from tests.conftest import ROOT
 
 pytest_plugins = ("tests.command_line",)
@@ -63,11 +64,9 @@ def storage() -> Iterator[tuple[str, Any]]:
 
 
 def stage(server: hub.Hub, to: str, url: str = "http://127.0.0.1:9", model: str = MODEL) -> Any:
-    environment = server.environment(PYTHONPATH=str(ROOT), HF_TOKEN=TOKEN, **cloud_storage.environment(url))
+    environ = server.environment(PYTHONPATH=str(ROOT), HF_TOKEN=TOKEN, **environment(url))
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, "-c", STAGE, model, to], env=environment, stdout=pipe, stderr=pipe, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", STAGE, model, to], env=environ, stdout=pipe, stderr=pipe, text=True)
 
 
 def done(process: Any, code: int = 0) -> str:

@@ -7,9 +7,10 @@ see. What a LoRA run teaches it is SQL, or to tell drawn animals apart.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Split = Literal["train", "test"]
+from finetune.tasks.base import Split
+
 EMBEDDED = "embedded"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from finetune.embedded import Split
+from finetune.tasks.base import Split
 
 if TYPE_CHECKING:
     from PIL.Image import Image

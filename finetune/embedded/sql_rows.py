@@ -13,10 +13,10 @@ from itertools import chain, islice
 from random import Random
 from zlib import crc32
 
-from finetune.embedded import Split
 from finetune.embedded.query import Query
 from finetune.embedded.questions import ask, joined
 from finetune.embedded.schemas import Table, one_table, two_tables
+from finetune.tasks.base import Split
 
 COLUMNS = ("sql_prompt", "sql_context", "sql")
 _JOINED_SHARE = 0.08
