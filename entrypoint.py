@@ -23,14 +23,16 @@ from types import FrameType
 import click
 
 from finetune import __version__, facts, hardware, launch
+from finetune.adapter_facts import adapter_base, adapter_settings
 from finetune.checks import find_stage_problems
 from finetune.cli import COMMANDS, SettingsCommand, flag_option
 from finetune.describe import describe
-from finetune.errors import FinetuneError, UsageError, UsageErrors
+from finetune.errors import FinetuneError, StorageError, UsageError, UsageErrors
 from finetune.plan import Plan
 from finetune.request import Request
 from finetune.resolve import draft, resolve
 from finetune.settings import DEFAULTS, markdown_table
+from finetune.storage import is_bucket, open_folder
 
 PLAN_FILES = {"run": "plan.json", "evaluate": "plan-evaluate.json", "merge": "plan-merge.json"}
 """Where a command leaves its plan in the run directory. Evaluating or merging a run keeps the run's own plan."""
@@ -95,7 +97,7 @@ def plan(request: Request, hf_token: str | None, json: bool) -> None:
 def evaluate(request: Request, hf_token: str | None, dry_run: bool) -> None:
     """Score a model, with or without an adapter, on --eval-size rows of a split."""
     asked = replace(request, command="evaluate")
-    _start(_as_trained(asked, Path(request.adapter)) if request.adapter else asked, hf_token, dry_run)
+    _start(_as_trained(asked, request.adapter) if request.adapter else asked, hf_token, dry_run)
 
 
 @cli.command(
@@ -109,8 +111,8 @@ def merge(request: Request, hf_token: str | None, dry_run: bool) -> None:
     What the run was told holds here too: its model, task and hub repository.
     """
     given = request.given["output_dir"].value if "output_dir" in request.given else DEFAULTS["output_dir"]
-    adapter = Path(request.adapter or Path(given).expanduser() / "adapter")
-    _start(_as_trained(replace(request, command="merge", adapter=str(adapter)), adapter), hf_token, dry_run)
+    adapter = request.adapter or f"{given.rstrip('/')}/adapter"
+    _start(_as_trained(replace(request, command="merge", adapter=adapter), adapter), hf_token, dry_run)
 
 
 @cli.command(
@@ -139,10 +141,10 @@ def flags() -> None:
     click.echo(markdown_table(), nl=False)
 
 
-def _as_trained(request: Request, adapter: Path) -> Request:
+def _as_trained(request: Request, adapter: str) -> Request:
     """The request, with what the adapter's own run was told where its plan is still there."""
-    settings = facts.adapter_settings(adapter)
-    base = settings.get("model_id") or facts.adapter_base(adapter)
+    settings = adapter_settings(adapter)
+    base = settings.get("model_id") or adapter_base(adapter)
     return replace(request, adapter_base=base, adapter_settings=settings)
 
 
@@ -154,18 +156,27 @@ def _plan(request: Request, hf_token: str | None) -> Plan:
 
 def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
     settled = _plan(replace(request, what_if=dry_run), hf_token)
-    # Only the first node writes the results; what the others need of the plan is of this moment.
-    home = settled.settings.output_dir if request.nodes.leads or dry_run else mkdtemp(prefix="gemma4-finetune-")
-    path = Path(home) / PLAN_FILES[settled.command]
-    click.echo(describe(settled, str(path), request.nodes), nl=False)
+    out, name = settled.settings.output_dir, PLAN_FILES[settled.command]
+    # Only the first node writes the results; what the others need of the plan is of this moment. So is what a bucket's
+    # run is started with.
+    shared = request.nodes.leads or dry_run
+    home = Path(out if shared and not is_bucket(out) else mkdtemp(prefix="gemma4-plan-"))
+    click.echo(describe(settled, f"{out}/{name}" if shared else str(home / name), request.nodes), nl=False)
+    if settled.start == "nothing" and not dry_run:
+        click.echo(f"{out} holds this very run, finished: there is nothing to do (--overwrite runs it again)")
+        return
     if dry_run:
         return
+    text = settled.to_json()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(settled.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}", "write another --output-dir") from error
-    launch.execute(settled, path, hf_token, request.nodes)
+        home.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text, encoding="utf-8")
+        if shared and is_bucket(out):
+            open_folder(out).write(name, text.encode())
+    except (OSError, StorageError) as error:
+        reason = error.message if isinstance(error, StorageError) else f"cannot be written: {error.strerror}"
+        raise UsageError(f"{out}/{name}: {reason}", "write another --output-dir") from error
+    launch.execute(settled, home / name, hf_token, request.nodes)
 
 
 def main(arguments: list[str] | None = None) -> None:

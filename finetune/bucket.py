@@ -6,37 +6,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from finetune.errors import DeliveryError, FinetuneError
+from finetune.errors import DeliveryError
+from finetune.gcs import bucket_errors, connect
 
 TEMPORARY = (".tmp", ".lock", ".incomplete")
+CHECKPOINTS = "checkpoints"
+"""In a run directory. They serve to resume the run there, and are as large as all else together."""
 
 
 @contextmanager
 def opened(failed: str, hint: str) -> Iterator[Any]:
     """Cloud Storage as a file system. What goes wrong with it in the block is raised as DeliveryError: `failed`,
-    the reason, and `hint`.
-
-    gcsfs tries each request six times, over about half a minute.
-    """
-    import aiohttp
-    import gcsfs
-    from google.auth.exceptions import GoogleAuthError
-
-    try:
-        yield gcsfs.GCSFileSystem()
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        GoogleAuthError,
-        aiohttp.ClientError,
-        gcsfs.retry.HttpError,
-        gcsfs.retry.ChecksumError,
-        gcsfs.retry.NonRetryableError,
-    ) as error:
-        if isinstance(error, FinetuneError):
-            raise
-        raise DeliveryError(f"{failed}: {_reason(error)}", hint) from error
+    the reason, and `hint`."""
+    with bucket_errors(failed, hint, DeliveryError):
+        yield connect()
 
 
 def copy(run_dir: Path, place: str, say: Callable[[str], None]) -> None:
@@ -59,12 +42,8 @@ def copy(run_dir: Path, place: str, say: Callable[[str], None]) -> None:
 
 
 def _files(run_dir: Path) -> list[Path]:
-    """All results; not what is being written, and nothing hidden."""
+    """All results; no checkpoints, not what is being written, and nothing hidden."""
     files = [path for path in sorted(run_dir.rglob("*")) if path.is_file() and path.suffix not in TEMPORARY]
-    return [path for path in files if not any(part.startswith(".") for part in path.relative_to(run_dir).parts)]
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError) and error.errno is None:  # gcsfs's word for 404
-        return "there is no such bucket, or this machine's account may not see it"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    inside = {path: path.relative_to(run_dir).parts for path in files}
+    shown = [path for path, parts in inside.items() if not any(part.startswith(".") for part in parts)]
+    return [path for path in shown if inside[path][0] != CHECKPOINTS]

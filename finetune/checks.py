@@ -5,16 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from finetune.earlier import Decision, Earlier
 from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError
-from finetune.facts import HUB_ID, Facts, Trouble
+from finetune.facts import HUB_ID, Facts
 from finetune.fit import size_of
+from finetune.gcs import IN_BUCKET
 from finetune.hardware import Machine
 from finetune.nodes import COUNT, find_missing
 from finetune.request import Request
+from finetune.settings import Trouble
 from finetune.tasks import TASKS
 
-IN_BUCKET = re.compile(r"gs://[a-z0-9][\w.-]+(/.*)?")
 HUB_REPO = re.compile(r"([\w.-]+/)?[\w.-]+")
 
 
@@ -43,12 +45,6 @@ def find_problems(run: Proposal) -> list[FinetuneError]:
             problems.append(UsageError(f"--adapter: {trouble.message}", trouble.hint))
         else:
             wrong(trouble.setting, trouble.message, trouble.hint)
-    if _replaces_results(run) and not run.request.what_if:
-        wrong(
-            "output_dir",
-            f"{values['output_dir']} holds the results of an earlier run",
-            "write another --output-dir, or add --overwrite to replace them",
-        )
     problems += _node_problems(run)
     if run.request.command == "merge":
         problems += _merge_problems(run)
@@ -74,6 +70,8 @@ def find_problems(run: Proposal) -> list[FinetuneError]:
         )
     if values["hub_repo"] and not HUB_REPO.fullmatch(values["hub_repo"]):
         wrong("hub_repo", f"{values['hub_repo']!r} is no repository's name", "write NAME or ORG/NAME")
+    if values["restart"] and values["resume_from"]:
+        wrong("restart", "given together with --resume-from", "keep one of them")
     bucket = values["gcs_output_path"]
     if bucket and not IN_BUCKET.fullmatch(bucket):
         wrong("gcs_output_path", f"{bucket!r} is not a path in a bucket", "write gs://BUCKET/PATH")
@@ -102,6 +100,19 @@ def _node_problems(run: Proposal) -> list[FinetuneError]:
     if not run.gpus:
         return [UsageError(f"{COUNT}: {nodes.count}, but there is no GPU to use here", f"unset {COUNT} on a CPU")]
     return [] if run.request.what_if else find_missing(nodes)
+
+
+def find_earlier_problems(request: Request, earlier: Earlier, decision: Decision, out: str) -> list[FinetuneError]:
+    """Why a run must not start where an earlier one has been."""
+    if not decision.differs or request.what_if:
+        return []
+    where = request.where("output_dir")
+    if earlier.last is None:
+        hint = "write another --output-dir, or add --overwrite to replace them"
+        return [UsageError(f"{where}: {out} holds the results of an earlier run: {decision.differs[0]}", hint)]
+    hint = "write --restart to begin anew, --resume-anyway to go on from it all the same, or another --output-dir"
+    message = f"{where}: {earlier.last.name} in {out} is that of another run: {'; '.join(decision.differs)}"
+    return [UsageError(message, hint)]
 
 
 def find_stage_problems(
@@ -136,7 +147,6 @@ def find_notes(run: Proposal) -> list[str]:
             "max_steps" in given and "num_train_epochs" in given,
             f"max_steps {values['max_steps']} ends training, whatever num_train_epochs says",
         ),
-        (_replaces_results(run), f"{values['output_dir']} holds earlier results: a run there needs --overwrite"),
         (
             values["dataset"] == EMBEDDED and values["model_id"] != EMBEDDED and "dataset" not in given,
             "on a CPU, with no data set named, the embedded rows are used to try things out; "
@@ -176,7 +186,7 @@ def _merge_problems(run: Proposal) -> list[FinetuneError]:
     problems: list[FinetuneError] = []
     if "merge" in given and not given["merge"].value:
         problems.append(UsageError(f"{where('merge')}: the command is to merge", "leave it out"))
-    if run.facts.has_merged and not run.values["overwrite"] and not run.request.what_if:
+    if run.facts.earlier.has_merged and not run.values["overwrite"] and not run.request.what_if:
         hint = "add --overwrite to replace it, or write another --output-dir (with --adapter)"
         problems.append(UsageError(f"{where('output_dir')}: {out} holds a merged model already", hint))
     there = not any(trouble.setting == "adapter" for trouble in run.facts.troubles)
@@ -188,10 +198,6 @@ def _merge_problems(run: Proposal) -> list[FinetuneError]:
 
 def _has_experts(run: Proposal) -> bool:
     return bool(((run.facts.model.config or {}).get("text_config") or {}).get("enable_moe_block"))
-
-
-def _replaces_results(run: Proposal) -> bool:
-    return run.request.command == "run" and run.facts.has_results and not run.values["overwrite"]
 
 
 def _fp32_gib(run: Proposal) -> float:

@@ -3,6 +3,8 @@
 Images are no part of that: they are read when a batch needs them, from where they are.
 """
 
+import hashlib
+import json
 import pickle
 import shutil
 from dataclasses import asdict, dataclass
@@ -81,11 +83,20 @@ def prepare(
         "tokens": sum(lengths),
         "supervised_tokens": sum(len(row.completion) for row in rows),
         "longest_row": max(lengths, default=0),
+        "fingerprint": _fingerprint(rows),
         "notes": [*selected.notes, *left_out],
     }
     prompts = Prompts([row.prompt for row in scored], [row.example.images for row in scored])
     pictures = [row.example.images for row in rows]
     return Prepared(dataset, pictures, prompts, [row.example for row in scored], selected.survey, record)
+
+
+def _fingerprint(rows: list[Encoded]) -> str:
+    """A hash of what is trained on, in its order: whether two runs have the same rows."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps([row.prompt, row.completion]).encode())
+    return digest.hexdigest()
 
 
 def _to_score(selected: Selected, settings: Settings, reader: Reader, split: str) -> list[Encoded]:

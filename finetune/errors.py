@@ -54,6 +54,21 @@ class DeliveryError(FinetuneError, RuntimeError):
     exit_code = 7
 
 
+class StorageError(FinetuneError, RuntimeError):
+    """A disk, mount or bucket that does not give or take what it should."""
+
+    exit_code = 8
+
+
+class Interrupted(FinetuneError, RuntimeError):
+    """The run was told to stop, and did. The same command goes on from there. (The code is EX_TEMPFAIL.)"""
+
+    exit_code = 75
+
+    def __str__(self) -> str:
+        return f"stopped: {self.message}" + (f"\n  {self.hint}" if self.hint else "")
+
+
 class UsageErrors(UsageError):
     """Several mistakes of one command, told together."""
 

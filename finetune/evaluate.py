@@ -5,8 +5,9 @@ and on one that FSDP2 has sharded, where every rank must take part in every step
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 from accelerate import PartialState
@@ -17,7 +18,22 @@ from transformers import GenerationConfig
 
 from finetune.chat import END_OF_TURN_TOKEN
 from finetune.data import Prompts
+from finetune.errors import Interrupted
+from finetune.journal import Answers
 from finetune.reader import Reader
+
+NOTHING = Answers()
+Keep = Callable[[Answers], None]
+Pause = Callable[[], tuple[bool, bool]]
+
+
+def keep_nothing(answers: Answers) -> None:
+    """For an evaluation that begins anew each time."""
+
+
+def never() -> tuple[bool, bool]:
+    """For one that nobody stops."""
+    return False, False
 
 
 def batches(lengths: Sequence[int], batch_size: int, world_size: int) -> list[list[int]]:
@@ -36,8 +52,15 @@ def generate(
     batch_size: int,
     max_new_tokens: int,
     label: str,
+    kept: Answers = NOTHING,
+    keep: Keep = keep_nothing,
+    pause: Pause = never,
 ) -> list[str]:
-    """One completion a prompt, in the prompts' order, the same list on every rank. It has no special tokens."""
+    """One completion a prompt, in the prompts' order, the same list on every rank. It has no special tokens.
+
+    `kept` is what an earlier start has answered; `pause` is asked after every batch whether to stop, and whether it is
+    time to `keep` (on the first process) what is answered so far. Raises Interrupted once that is done.
+    """
     state, tokenizer = PartialState(), reader.tokenizer
     config = GenerationConfig(
         do_sample=False,
@@ -51,15 +74,31 @@ def generate(
     lengths = [len(ids) for ids in prompts.ids]
     shortest = min(range(len(prompts)), key=lengths.__getitem__)
     mine = batches(lengths, batch_size, state.num_processes)[state.process_index :: state.num_processes]
+    if not kept.goes_on(len(mine), batch_size, state.num_processes):
+        kept = Answers(0, len(mine), batch_size, state.num_processes)
+
+    def gather(rounds: int) -> Answers:
+        found = replace(kept, rounds=rounds, texts={**kept.texts, **dict(gather_object(answers))})
+        if state.is_main_process:
+            keep(found)
+        return found
+
     # Not inference_mode: FSDP2 would keep tensors made here, and they could not take part in training.
-    with torch.no_grad():
-        for batch in _progress(mine, label, len(prompts), state):
+    with torch.no_grad(), _bar(label, len(prompts), len(kept.texts), state) as bar:
+        for rounds, batch in enumerate(mine[kept.rounds :], start=kept.rounds + 1):
             # A rank without rows left answers the shortest prompt again: under FSDP2 it must keep step.
             texts = _answer(model, reader, prompts, batch or [shortest], config)
             answers.extend(zip(batch, texts, strict=False))
+            bar.update(min(len(batch) * state.num_processes, len(prompts) - bar.n))
+            stop, due = pause() if rounds < len(mine) else (False, False)
+            if stop or due:
+                so_far = len(gather(rounds).texts)
+            if stop:
+                message = f"{so_far} of {len(prompts)} rows were answered ({label})"
+                raise Interrupted(message, "the same command goes on from there")
     model.train(training)
-    gathered: dict[int, str] = dict(gather_object(answers))
-    return [gathered[index] for index in range(len(prompts))]
+    found = kept if kept.rounds == len(mine) else gather(len(mine))
+    return [found.texts[index] for index in range(len(prompts))]
 
 
 def _answer(model: Any, reader: Reader, prompts: Prompts, places: Sequence[int], config: GenerationConfig) -> list[str]:
@@ -81,10 +120,8 @@ def _answer(model: Any, reader: Reader, prompts: Prompts, places: Sequence[int],
     return texts
 
 
-def _progress(mine: Sequence[list[int]], label: str, total: int, state: PartialState) -> Iterator[list[int]]:
-    """This rank's batches, behind a bar on the main process that counts the rows of all ranks."""
+def _bar(label: str, total: int, done: int, state: PartialState) -> "tqdm[NoReturn]":
+    """A bar on the main process that counts the rows of all ranks."""
     seldom = 0.1 if sys.stderr.isatty() else 30.0  # seconds; a log collector keeps every redrawing
-    with tqdm(total=total, desc=label, unit="row", mininterval=seldom, disable=not state.is_main_process) as bar:
-        for batch in mine:
-            yield batch
-            bar.update(min(len(batch) * state.num_processes, total - bar.n))
+    hidden = not state.is_main_process or done == total
+    return tqdm(total=total, initial=done, desc=label, unit="row", mininterval=seldom, disable=hidden)

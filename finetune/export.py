@@ -5,7 +5,6 @@ repeat it, and never fails the run. The command `merge` does the same for an ear
 """
 
 import shlex
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,79 +12,84 @@ from pathlib import Path
 import yaml
 
 from finetune import bucket, hub
-from finetune.errors import DeliveryError, FinetuneError, ModelError
+from finetune.errors import DeliveryError, FinetuneError, ModelError, StorageError
 from finetune.facts import HUB_ID
 from finetune.merge import base_folder, is_finished, merge
 from finetune.merge_check import compare
 from finetune.plan import Plan
 from finetune.settings import Settings
+from finetune.storage import open_folder, parent
 
 Say = Callable[[str], None]
 CARD = "README.md"
 
 
-def deliver(plan: Plan, run_dir: Path, say: Say) -> None:
-    """Do what the settings ask for, one after the other. On the main process only."""
+def deliver(plan: Plan, run_dir: Path, scratch: Path, say: Say) -> bool:
+    """Do what the settings ask for, one after the other. On the main process only. Returns whether all was done."""
     settings, adapter = plan.settings, run_dir / "adapter"
+    done = True
     if settings.results_file:
         try:
-            target = Path(settings.results_file)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(run_dir / "metrics.json", target)
-        except OSError as error:
-            say(f"warning: {settings.results_file} was not written: {error.strerror}")
-            say(f"  hint: the same is in {run_dir / 'metrics.json'}")
+            target = Path(settings.results_file).name
+            open_folder(parent(settings.results_file)).put(target, run_dir / "metrics.json")
+        except StorageError as error:
+            done = False
+            say(f"warning: {settings.results_file} was not written: {error.message}")
+            say(f"  hint: the same is in {plan.place}/metrics.json")
     merged = None
     if settings.merge:
         try:
-            merged = run_dir / "merged" if merge_adapter(plan, adapter, say) else None
+            merged = run_dir / "merged" if merge_adapter(plan, run_dir, adapter, scratch, say) else None
         except FinetuneError as error:
-            again = shlex.join(["entrypoint.py", "merge", "--output-dir", str(run_dir), "--overwrite"])
+            done = False
+            again = shlex.join(["entrypoint.py", "merge", "--output-dir", plan.place, "--overwrite"])
             say(f"warning: not merged: {error.message}\n  hint: {error.hint}; merge again with `{again}`")
-    for failure in _hand_on(plan, adapter, merged, say):
+    failures = _hand_on(plan, run_dir, adapter, merged, say)
+    for failure in failures:
         say(f"warning: {failure.message}\n  hint: {failure.hint}")
+    return done and not failures
 
 
-def merge_run(plan: Plan, say: Say) -> None:
+def merge_run(plan: Plan, run_dir: Path, scratch: Path, say: Say) -> None:
     """The command `merge`: do for an earlier run what --merge, --push-to-hub and --gcs-output-path do at a run's end.
 
     Raises ModelError if the adapter cannot be merged or the merged model is not base + adapter, and DeliveryError
     if it could not be handed on.
     """
-    adapter = Path(plan.adapter_path or plan.run_dir / "adapter")
-    if not merge_adapter(plan, adapter, say):
+    adapter = Path(plan.adapter_path or run_dir / "adapter")
+    if not merge_adapter(plan, run_dir, adapter, scratch, say):
         raise ModelError(
-            f"{plan.run_dir / 'merged'} is not clearly base + adapter: see above",
+            f"{plan.place}/merged is not clearly base + adapter: see above",
             "use the adapter as it is, with PEFT, or train longer",
         )
-    failures = _hand_on(plan, adapter, plan.run_dir / "merged", say)
+    failures = _hand_on(plan, run_dir, adapter, run_dir / "merged", say)
     if failures:
         raise DeliveryError(
             "; ".join(failure.message for failure in failures), "\n  hint: ".join(failure.hint for failure in failures)
         )
 
 
-def merge_adapter(plan: Plan, adapter: Path, say: Say) -> bool:
+def merge_adapter(plan: Plan, run_dir: Path, adapter: Path, scratch: Path, say: Say) -> bool:
     """Write base + adapter to run_dir/merged, and compare. Returns whether it is clearly that, and says so.
 
     The base is the one on disk in its own precision, never the 4-bit one in memory. Raises FinetuneError of the
     kind that fits: a base or an adapter that cannot be merged, or a machine on which it could not be done.
     """
-    target = plan.run_dir / "merged"
-    say(f"> merging {plan.settings.model_id} and {adapter} into {target}")
+    target = run_dir / "merged"
+    say(f"> merging {plan.settings.model_id} and {adapter} into {plan.place}/merged")
     try:
-        return _merge_and_compare(plan, adapter, target, say)
+        return _merge_and_compare(plan, adapter, target, scratch, say)
     except FinetuneError:
         raise
     except (OSError, RuntimeError, ValueError) as error:  # the disk, the memory, what transformers cannot load
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         what = "was written, but could not be compared" if is_finished(target) else "could not be written"
-        raise DeliveryError(f"{target} {what}: {reason}", "the adapter is safe") from error
+        raise DeliveryError(f"{plan.place}/merged {what}: {reason}", "the adapter is safe") from error
 
 
-def _merge_and_compare(plan: Plan, adapter: Path, target: Path, say: Say) -> bool:
+def _merge_and_compare(plan: Plan, adapter: Path, target: Path, scratch: Path, say: Say) -> bool:
     settings = plan.settings
-    base = base_folder(settings.model_id)
+    base = base_folder(settings.model_id, scratch)
     done = merge(base, adapter, target, trust_remote=settings.trust_remote)
     (target / CARD).write_text(_card(settings), encoding="utf-8")
     say(f"  {done.weights} weights changed; keys, dtypes, tokenizer and configuration are the base's")
@@ -101,9 +105,9 @@ def _merge_and_compare(plan: Plan, adapter: Path, target: Path, say: Say) -> boo
     return found.is_right
 
 
-def _hand_on(plan: Plan, adapter: Path, merged: Path | None, say: Say) -> list[DeliveryError]:
+def _hand_on(plan: Plan, run_dir: Path, adapter: Path, merged: Path | None, say: Say) -> list[DeliveryError]:
     """Push and copy what the settings say. Returns what failed; one failure does not stop the others."""
-    settings, run_dir = plan.settings, plan.run_dir
+    settings = plan.settings
     tasks: list[Callable[[], None]] = []
     if settings.push_to_hub:
         uploads = hub.uploads(settings, adapter, merged)

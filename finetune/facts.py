@@ -1,68 +1,54 @@
 """What has to be looked up before a run can be planned: the model's folder, the data's first rows, the outputs.
 
-`gather` has these effects and no others: it reads small local files, and never the network. What is wrong
-is returned, not raised, so that the plan can tell all mistakes of a command together.
+`gather` has these effects and no others: it reads small files, on disks and in the buckets that are named, and
+nothing else of the network. What is wrong is returned, not raised, so that the plan can tell all mistakes of a
+command together.
 """
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
+from finetune import earlier
+from finetune.adapter_facts import look_at_adapter
+from finetune.earlier import Earlier
 from finetune.embedded import EMBEDDED, base_dir
-from finetune.hardware import GIB
+from finetune.errors import StorageError
+from finetune.gcs import IN_BUCKET
 from finetune.image_rows import Columns
+from finetune.model_facts import ModelFacts, look_in_folder
 from finetune.samples import check_columns, check_images
-from finetune.shapes import KNOWN_CONFIGS, TEXT_LAYER_CLASS
+from finetune.settings import Trouble
+from finetune.shapes import KNOWN_CONFIGS
+from finetune.storage import is_bucket, open_folder, parent, whole
 from finetune.tasks import TASKS
 from finetune.tasks.base import Task
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
-WEIGHTS = "*.safetensors"
-RESULTS = ("run.json", "adapter/adapter_model.safetensors")
-"""What tells a run directory that is in use."""
-AS_TRAINED = ("task", "model_id", "max_length", "max_new_tokens", "hub_repo", "hub_private_repo")
-"""Settings of a run that matter still when its adapter is evaluated or merged. Trust in code is given anew."""
-WEIGHT_INDEX = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """Something wrong with the value of a setting: what was found and expected, and what to write."""
-
-    setting: str
-    message: str
-    hint: str = ""
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """`name` is what the worker loads: a folder's absolute path, a hub id or 'embedded'."""
-
-    name: str
-    kind: Literal["embedded", "folder", "hub"]
-    config: Mapping[str, Any] | None = None
-    """The model's config.json, if it is known."""
-    weights_gib: float | None = None
+BUCKET_HINT = "write gs://BUCKET/PATH"
+GRACE_S, GRACE_ON_CLOUD_RUN_S = 600, 10
+"""What the manifests for GKE say, and what Cloud Run gives a task."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that was looked up. `dataset` is what the worker reads: an absolute path, a hub id or 'embedded'."""
+    """All that was looked up. `dataset` is what the worker reads: a path from the root, gs://, a hub id or
+    'embedded'."""
 
     model: ModelFacts
     dataset: str
     outputs: Mapping[str, str] = field(default_factory=dict)
-    """output_dir and results_file, with ~ written out."""
-    has_results: bool = False
-    """Whether output_dir holds what an earlier run left."""
-    has_merged: bool = False
-    """Whether it holds a merged model."""
+    """output_dir, results_file and resume_from, with ~ written out."""
+    earlier: Earlier = field(default_factory=Earlier)
+    """What output_dir holds."""
     has_token: bool = False
+    grace_seconds: int = GRACE_S
+    """From SIGTERM to the end, where this runs."""
     adapter: str | None = None
     troubles: tuple[Trouble, ...] = ()
     notes: tuple[str, ...] = ()
@@ -77,22 +63,21 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
     columns = Columns(values["image_column"], values["label_column"])
     dataset = _look_at_dataset(values["dataset"], TASKS[values["task"]], columns, troubles, notes)
     if adapter is not None:
-        _look_at_adapter(Path(adapter), troubles)
-    written = {name: values[name] for name in ("output_dir", "results_file") if values[name]}
+        found = _look("adapter", adapter, troubles, lambda: look_at_adapter(open_folder(adapter)))
+        troubles.extend([found] if found else [])
+    written = {name: values[name] for name in ("output_dir", "results_file", "resume_from") if values[name]}
     outputs = {name: path if "://" in path else str(Path(path).expanduser()) for name, path in written.items()}
     _look_at_outputs(outputs["output_dir"], outputs.get("results_file"), troubles)
-    out = Path(outputs["output_dir"])
-    has_results = not _closed(out) and any((out / name).exists() for name in RESULTS)
-    has_merged = not _closed(out / "merged") and (out / "merged" / "config.json").exists()
+    there = _look_at_earlier(outputs["output_dir"], outputs.get("resume_from"), troubles)
     token_file = Path(environ.get("HF_TOKEN_PATH") or hub / "token")
     return Facts(
         model,
         dataset,
         outputs,
-        has_results,
-        has_merged,
+        there,
         bool(environ.get("HF_TOKEN")) or (not _closed(token_file) and token_file.is_file()),
-        str(Path(adapter).resolve()) if adapter is not None else None,
+        GRACE_ON_CLOUD_RUN_S if environ.get("CLOUD_RUN_JOB") else GRACE_S,
+        whole(adapter) if adapter is not None else None,
         tuple(troubles),
         tuple(notes),
     )
@@ -100,7 +85,10 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
 
 def _look_at_model(name: str, hub_cache: Path, troubles: list[Trouble], notes: list[str]) -> ModelFacts:
     if name == EMBEDDED:
-        return _look_in_folder(EMBEDDED, "embedded", base_dir(), troubles)
+        return _told(look_in_folder(EMBEDDED, "embedded", open_folder(base_dir())), EMBEDDED, troubles)
+    if is_bucket(name):
+        found = _in_bucket("model_id", name, troubles, lambda: look_in_folder(whole(name), "folder", open_folder(name)))
+        return _told(found, name, troubles) if found else ModelFacts(name, "folder")
     path = Path(name).expanduser()
     if _closed(path):
         troubles.append(Trouble("model_id", *_may_not_read(path)))
@@ -108,16 +96,34 @@ def _look_at_model(name: str, hub_cache: Path, troubles: list[Trouble], notes: l
     if path.is_dir():
         if HUB_ID.fullmatch(name):
             notes.append(f"model {name}: the local folder of that name is used, not the hub's model")
-        return _look_in_folder(str(path.resolve()), "folder", path, troubles)
+        return _told(look_in_folder(whole(name), "folder", open_folder(path)), whole(name), troubles)
     if path.is_file():
-        found, hint = "is a file", "give the folder that holds config.json, the weights and the tokenizer"
-        troubles.append(Trouble("model_id", f"{name} {found}; expected a model's folder or a hub id", hint))
-    elif not HUB_ID.fullmatch(name):
-        found = "no such folder, and not a hub id either"
-        troubles.append(
-            Trouble("model_id", f"{name}: {found}", "write a folder, or org/name such as google/gemma-4-31B-it")
-        )
-    return ModelFacts(name, "hub", _hub_config(name, hub_cache))
+        found_file, hint = "is a file", "give the folder that holds config.json, the weights and the tokenizer"
+        troubles.append(Trouble("model_id", f"{name} {found_file}; expected a model's folder or a hub id", hint))
+    elif not HUB_ID.fullmatch(name.rstrip("/") if name.count("/") > 1 else name):
+        found_none = "no such folder, and not a hub id either"
+        hint = "write a folder, gs://BUCKET/PATH, or org/name such as google/gemma-4-31B-it"
+        troubles.append(Trouble("model_id", f"{name}: {found_none}", hint))
+    return ModelFacts(name.rstrip("/"), "hub", _hub_config(name.rstrip("/"), hub_cache))
+
+
+def _told(found: ModelFacts | Trouble, name: str, troubles: list[Trouble]) -> ModelFacts:
+    if isinstance(found, ModelFacts):
+        return found
+    troubles.append(found)
+    return ModelFacts(name, "embedded" if name == EMBEDDED else "folder")
+
+
+def _in_bucket(setting: str, place: str, troubles: list[Trouble], look: Callable[[], T]) -> T | None:
+    """Look at something in a bucket. What is wrong with the path or the bucket is a trouble, and gives None."""
+    if not IN_BUCKET.fullmatch(place):
+        troubles.append(Trouble(setting, f"{place!r} is not a path in a bucket", BUCKET_HINT))
+        return None
+    try:
+        return look()
+    except StorageError as error:
+        troubles.append(Trouble(setting, error.message, error.hint))
+        return None
 
 
 def _hub_config(name: str, hub_cache: Path) -> Mapping[str, Any] | None:
@@ -134,90 +140,15 @@ def _hub_config(name: str, hub_cache: Path) -> Mapping[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def _look_in_folder(
-    name: str, kind: Literal["embedded", "folder"], folder: Path, troubles: list[Trouble]
-) -> ModelFacts:
-    def wrong(message: str, hint: str = "") -> ModelFacts:
-        troubles.append(Trouble("model_id", f"{folder}: {message}", hint))
-        return ModelFacts(name, kind)
-
-    if not (folder / "config.json").is_file():
-        if (folder / "adapter_config.json").is_file():
-            base = adapter_base(folder) or "the base model"
-            return wrong(
-                "is a LoRA adapter, not a model",
-                f"write --model-id {base}; to score the adapter: evaluate --model-id {base} --adapter {folder}",
-            )
-        return wrong("has no config.json", "give the folder that save_pretrained or the hub download made")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return wrong(f"config.json cannot be read: {error}", "download the model again")
-    kind_found = config.get("model_type") if isinstance(config, dict) else None
-    if kind_found not in TEXT_LAYER_CLASS:
-        return wrong(
-            f"config.json says model_type {kind_found!r}; expected a Gemma 4 ({' or '.join(TEXT_LAYER_CLASS)})",
-            "give a Gemma 4 such as google/gemma-4-31B-it",
-        )
-    weights = list(folder.glob(WEIGHTS))
-    missing = _missing_shards(folder)
-    if missing or not weights:
-        what = f"{len(missing)} weight files are missing, such as {missing[0]}" if missing else f"has no {WEIGHTS}"
-        return wrong(what, "download the model again")
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        return wrong(f"has no tokenizer ({' or '.join(TOKENIZER_FILES)})", "copy the tokenizer's files into the folder")
-    return ModelFacts(name, kind, config, sum(path.stat().st_size for path in weights) / GIB)
-
-
-def _missing_shards(folder: Path) -> list[str]:
-    try:
-        shards = set(json.loads((folder / WEIGHT_INDEX).read_text())["weight_map"].values())
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return [WEIGHT_INDEX]
-    return sorted(name for name in shards if not (folder / name).is_file())
-
-
-def adapter_base(folder: Path) -> str | None:
-    """The model that an adapter was trained on, as a user would write it. None where the folder does not tell."""
-    try:
-        base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        return None
-    if not base:
-        return None
-    return EMBEDDED if Path(base) == base_dir() else str(base)
-
-
-def adapter_settings(folder: Path) -> dict[str, Any]:
-    """What the run that left an adapter was told, of the settings in AS_TRAINED. Empty where there is no plan.json."""
-    try:
-        settings = json.loads((folder.parent / "plan.json").read_text(encoding="utf-8"))["settings"]
-        known = {name: settings[name] for name in AS_TRAINED}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return known if known["task"] in TASKS else {}
-
-
-def _look_at_adapter(folder: Path, troubles: list[Trouble]) -> None:
-    if _closed(folder):
-        troubles.append(Trouble("adapter", *_may_not_read(folder)))
-    elif not (folder / "adapter_config.json").is_file():
-        found = "has no adapter_config.json" if folder.is_dir() else "no such folder"
-        troubles.append(
-            Trouble("adapter", f"{folder}: {found}", "give the adapter folder of a run, such as out/adapter")
-        )
-    elif not (folder / "adapter_model.safetensors").is_file():
-        troubles.append(
-            Trouble("adapter", f"{folder}: has no adapter_model.safetensors", "the save was cut short: run again")
-        )
-
-
 def _look_at_dataset(name: str, task: Task, columns: Columns, troubles: list[Trouble], notes: list[str]) -> str:
     path = Path(name).expanduser()
     if name == EMBEDDED:
         return name
+    if is_bucket(name):
+        if _in_bucket("dataset", name, troubles, lambda: _files_at(name)) == {}:
+            hint = "see that the path is right: a folder with train and test files, or one file"
+            troubles.append(Trouble("dataset", f"{name}: there is nothing there", hint))
+        return whole(name)
     if _closed(path):
         troubles.append(Trouble("dataset", *_may_not_read(path)))
         return name
@@ -232,10 +163,19 @@ def _look_at_dataset(name: str, task: Task, columns: Columns, troubles: list[Tro
         return str(path.resolve())
     if not HUB_ID.fullmatch(name):
         hint = (
-            "write a folder with train and test files, a .jsonl, .csv, .json or .parquet file, or a hub id (org/name)"
+            "write a folder with train and test files, a .jsonl, .csv, .json or .parquet file, either also as "
+            "gs://BUCKET/PATH, or a hub id (org/name)"
         )
         troubles.append(Trouble("dataset", f"{name}: no such file or folder", hint))
     return name
+
+
+def _files_at(place: str) -> dict[str, int]:
+    """The files below a path in a bucket, or the one that it is."""
+    name = place.rstrip("/").rpartition("/")[2]
+    return open_folder(place).files() or {
+        file: size for file, size in open_folder(parent(place)).files(deep=False).items() if file == name
+    }
 
 
 def _problem(path: Path, task: Task, columns: Columns) -> tuple[str, str] | None:
@@ -244,7 +184,10 @@ def _problem(path: Path, task: Task, columns: Columns) -> tuple[str, str] | None
 
 
 def _look_at_outputs(out: str, results: str | None, troubles: list[Trouble]) -> None:
-    if "://" not in out:
+    if "://" in out:
+        if not IN_BUCKET.fullmatch(out):
+            troubles.append(Trouble("output_dir", f"{out!r} is not a path in a bucket", f"{BUCKET_HINT}, or a folder"))
+    else:
         nearest = _nearest_existing(Path(out))
         if not nearest.is_dir():
             troubles.append(Trouble("output_dir", f"{nearest} is a file; expected a folder", "write another folder"))
@@ -252,13 +195,43 @@ def _look_at_outputs(out: str, results: str | None, troubles: list[Trouble]) -> 
             user = os.getuid()
             hint = f"write another folder, or make it user {user}'s; a bucket: mount it with uid={user} and gid={user}"
             troubles.append(Trouble("output_dir", f"{nearest} cannot be written to by user {user}", hint))
-    if results and "://" not in results:
+    if results and "://" in results:
+        if not IN_BUCKET.fullmatch(results) or results.endswith("/"):
+            trouble = Trouble("results_file", f"{results!r} is not a file in a bucket", f"{BUCKET_HINT}/metrics.json")
+            troubles.append(trouble)
+    elif results:
         nearest = _nearest_existing(Path(results).parent)
         if Path(results).is_dir():
             hint = f"write a file name, such as {results.rstrip('/')}/metrics.json"
             troubles.append(Trouble("results_file", f"{results} is a folder; expected a file", hint))
         elif not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
             troubles.append(Trouble("results_file", f"{nearest} cannot be written to", "write another path"))
+
+
+def _look_at_earlier(out: str, resume_from: str | None, troubles: list[Trouble]) -> Earlier:
+    """What the output folder holds, or where it holds nothing what --resume-from names."""
+    wrong = any(trouble.setting == "output_dir" for trouble in troubles)
+    found = Earlier() if wrong else _look("output_dir", out, troubles, lambda: earlier.look(out)) or Earlier()
+    if resume_from is None or found.state != "nothing":
+        return found
+    commits = _look("resume_from", resume_from, troubles, lambda: earlier.commits_at(resume_from)[1])
+    if commits and commits.commits:
+        return earlier.begun(commits)
+    if commits:
+        why = "".join(f"; {name}: {reason}" for name, reason in commits.skipped.items())
+        hint = "give the folder of a run that was interrupted, or checkpoints/step-N in it"
+        troubles.append(Trouble("resume_from", f"{resume_from}: no checkpoint is there{why}", hint))
+    return found
+
+
+def _look(setting: str, place: str, troubles: list[Trouble], look: Callable[[], T]) -> T | None:
+    """Look into a folder wherever it is; None where it cannot be."""
+    if "://" in place:
+        return _in_bucket(setting, place, troubles, look)
+    if _closed(Path(place)):
+        troubles.append(Trouble(setting, *_may_not_read(Path(place))))
+        return None
+    return look()
 
 
 def look_at_target(to: str) -> Trouble | None:

@@ -1,6 +1,7 @@
 """Reading a model's repository on the hub: its files with their checksums, and any bytes of them."""
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     hf_raise_for_status,
     http_backoff,
 )
+from tqdm.asyncio import tqdm_asyncio
 
 from finetune.errors import DeliveryError, FinetuneError, ModelError
 from finetune.hub import FAILURES, reason
@@ -42,6 +44,14 @@ class File:
     def spans(self, size: int) -> list[tuple[int, int]]:
         """The file in parts of `size` bytes: from this byte up to that."""
         return [(start, min(start + size, self.size)) for start in range(0, max(self.size, 1), size)]
+
+
+class Lines(tqdm_asyncio):  # type: ignore[type-arg]
+    """huggingface_hub's bars, redrawn every half minute where the log is no terminal."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("name", None)
+        super().__init__(*args, **{**kwargs, "mininterval": 0.1 if sys.stderr.isatty() else 30})
 
 
 def list_files(api: HfApi, model: str) -> tuple[str, list[File]]:

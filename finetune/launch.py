@@ -86,7 +86,6 @@ def execute_stage(model: str, to: str, hf_token: str | None = None) -> NoReturn:
 def _become(argv: list[str], environ: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    # Kept for the new program, which unblocks it once it has a handler: PID 1 of a container loses one that comes
-    # while there is none.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    # Kept for the new program, until it listens: PID 1 of a container loses what comes while it does not.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
     os.execve(argv[0], argv, environ)

@@ -25,12 +25,14 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from finetune.errors import ModelError, UsageError
 from finetune.lora import Lora, read_adapter
-from finetune.reader import source, unreadable
+from finetune.reader import source as origin_of
+from finetune.reader import unreadable
+from finetune.shards import INDEX, SINGLE, Shard, Tensor, read_shards
+from finetune.sources import fetch
+from finetune.storage import LocalFolder, is_bucket, open_folder
 
 CONFIG = "config.json"
 """Written last: without it, nothing takes a folder for a model."""
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 OTHER_WEIGHTS = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot")
 NOT_OF_A_MODEL = (*OTHER_WEIGHTS, "*.safetensors", INDEX, CONFIG, "README.md", ".*")
 TEMPLATES = "additional_chat_templates"
@@ -38,30 +40,6 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 CHUNK = 2**24  # bytes
 BLOCK = 2**22
 """Numbers of a weight that are computed at a time: 16 MB in fp32."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Where a tensor lies in its file: bytes `start` to `end`, counted from the end of the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A safetensors file. `header` are its first bytes, length included; `tensors` stand in the file's order."""
-
-    path: Path
-    header: bytes
-    tensors: Mapping[str, Tensor]
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole file."""
-        return len(self.header) + max((tensor.end for tensor in self.tensors.values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -73,21 +51,26 @@ class Merged:
     is_base: bool
 
 
-def base_folder(model_id: str) -> Path:
-    """The folder of a base model. One of the hub is completed there, at the revision that is in the cache already:
-    the one that the adapter was trained on. Raises ModelError if there is no way to it."""
-    origin = source(model_id)
+def base_folder(model_id: str, scratch: Path) -> Path:
+    """The folder of a base model. One in a bucket is copied to `scratch`. One of the hub is completed in its cache, at
+    the revision that is there already: the one that the adapter was trained on. Raises ModelError if there is no way
+    to it, StorageError for a bucket."""
+    if is_bucket(model_id):
+        folder = open_folder(model_id)
+        fetch(folder, list(folder.files()), scratch / "base")
+        return scratch / "base"
+    origin = origin_of(model_id)
     if Path(origin).is_dir():
         return Path(origin)
     cached = try_to_load_from_cache(origin, CONFIG)
-    folder = Path(cached).parent if isinstance(cached, str) else None
+    found = Path(cached).parent if isinstance(cached, str) else None
     try:
-        revision = folder.name if folder else None
+        revision = found.name if found else None
         return Path(snapshot_download(origin, revision=revision, ignore_patterns=list(OTHER_WEIGHTS)))
     except (HTTPError, OSError, ValueError) as error:
-        if folder is None:
+        if found is None:
             raise unreadable(model_id, error) from error
-        return folder
+        return found
 
 
 def merge(base: Path, adapter: Path, target: Path, *, trust_remote: bool = False) -> Merged:
@@ -99,17 +82,18 @@ def merge(base: Path, adapter: Path, target: Path, *, trust_remote: bool = False
     if target.resolve() == base.resolve():
         raise UsageError(f"--output-dir: {target} is the base model itself", "write another --output-dir")
     _refuse_quantized(base)
-    shards = [read_shard(path) for path in _weight_files(base)]
+    folder = LocalFolder(base)
+    shards = read_shards(folder, folder.files())
     loras = read_adapter(adapter)
     adapted = _match(loras, shards, _names_in_model(base, shards, trust_remote), adapter)
-    others = _other_files(base, sharded=any(shard.path.name != SINGLE for shard in shards))
+    others = _other_files(base, sharded=any(shard.name != SINGLE for shard in shards))
     size = sum(shard.size for shard in shards)
     _check_space(size + sum(path.stat().st_size for path in others), target)
     _clear(target)
     seldom = 0.1 if sys.stderr.isatty() else 30.0  # seconds; a log collector keeps every redrawing
     with tqdm(total=size, desc="merge", unit="B", unit_scale=True, mininterval=seldom) as bar:
         for shard in shards:
-            _write(shard, target / shard.path.name, adapted, bar)
+            _write(shard, base / shard.name, target / shard.name, adapted, bar)
     for path in others:
         (target / path.relative_to(base)).parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target / path.relative_to(base))
@@ -122,29 +106,6 @@ def is_finished(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def read_shard(path: Path) -> Shard:
-    """A safetensors file's header. Raises ModelError if it is no such file, or not a whole one."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            length = int.from_bytes(prefix, "little")
-            text = file.read(length) if length <= size else b""
-        entries = json.loads(text)
-        entries.pop("__metadata__", None)
-        tensors = {
-            name: Tensor(entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
-            for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is not a safetensors file: {error}", "download the model again") from error
-    shard = Shard(path, prefix + text, tensors)
-    ends = [0, *(tensor.end for tensor in tensors.values())]
-    if size != shard.size or any(tensor.start != end for tensor, end in zip(tensors.values(), ends, strict=False)):
-        raise ModelError(f"{path} is not whole: {size:,} bytes, expected {shard.size:,}", "download the model again")
-    return shard
-
-
 def _refuse_quantized(base: Path) -> None:
     try:
         config = json.loads((base / CONFIG).read_text(encoding="utf-8"))
@@ -155,19 +116,6 @@ def _refuse_quantized(base: Path) -> None:
             f"{base} is quantized, and a merge into quantized weights loses the adapter in their rounding",
             "name the bf16 model that it was made from: --model-id google/gemma-4-31B-it, for example",
         )
-
-
-def _weight_files(base: Path) -> list[Path]:
-    """The base's shards, as transformers chooses them."""
-    if (base / SINGLE).is_file():
-        return [base / SINGLE]
-    try:
-        names = set(json.loads((base / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"{base} has no {SINGLE} and no {INDEX} that can be read", "download the model again"
-        ) from error
-    return [base / name for name in sorted(names)]
 
 
 def _names_in_model(base: Path, shards: Iterable[Shard], trust_remote: bool) -> dict[str, str]:
@@ -248,8 +196,8 @@ def _clear(target: Path) -> None:
         stale.unlink()
 
 
-def _write(shard: Shard, target: Path, adapted: Mapping[str, Lora], bar: Any) -> None:
-    with shard.path.open("rb") as reader, target.open("wb") as writer:
+def _write(shard: Shard, source: Path, target: Path, adapted: Mapping[str, Lora], bar: Any) -> None:
+    with source.open("rb") as reader, target.open("wb") as writer:
         writer.write(reader.read(len(shard.header)))
         for name, tensor in shard.tensors.items():
             if name in adapted:

@@ -1,18 +1,27 @@
-"""The tokenizer, the base model (bf16, fp32 or NF4) straight onto this rank's device, and its LoRA adapter."""
+"""The base model (bf16, fp32 or NF4) straight onto this rank's device, and its LoRA adapter."""
 
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForMultimodalLM, BitsAndBytesConfig
+from torch import distributed
+from transformers import AutoConfig, AutoModelForMultimodalLM, BitsAndBytesConfig, GenerationConfig
+from transformers.initialization import no_init_weights
+from transformers.utils.logging import disable_progress_bar
 
-from finetune.errors import ModelError
+from finetune import weights
+from finetune.errors import FinetuneError, ModelError
 from finetune.plan import Plan
 from finetune.reader import source, unreadable
 from finetune.settings import Settings
+from finetune.shards import AGAIN
+from finetune.sources import Sources
 
 TEXT_PROJECTIONS = r".*language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 """The seven projections of a text layer. A bare "q_proj" would also match the vision tower, whose
@@ -36,36 +45,94 @@ class ModelRecord:
     dtypes: dict[str, dict[str, int]]
 
 
-def load_base(plan: Plan, device: torch.device) -> Any:
-    """The base model on `device`, frozen weights as they will stay.
+def load_base(plan: Plan, device: torch.device, sources: Sources) -> Any:
+    """The base model on `device`, frozen weights as they will stay. Every process must call it.
 
-    Each rank loads onto its own GPU: a full copy of the 31B (62.5 GB in bf16) fits there before FSDP
-    shards it, and host memory holds no more than the shard being read.
+    The first process of a node reads the weights, and the others get them from its device: the 31B (62.5 GB in bf16)
+    fits on each GPU before FSDP shards it. Host memory holds one copy a node, at most. Raises ModelError.
     """
-    settings = plan.settings
+    settings, state = plan.settings, PartialState()
     dtype = torch.bfloat16 if plan.launch.bf16 else torch.float32
+    config = _read_config(settings, sources)
+    # By part: the audio tower of E2B and E4B has no other kernel than its own, and refuses to load with one.
+    attention = dict.fromkeys(("text_config", "vision_config"), settings.attn_implementation)
+    build = partial(
+        AutoModelForMultimodalLM.from_config,
+        dtype=dtype,
+        attn_implementation=attention,
+        trust_remote_code=settings.trust_remote,
+    )
+    if state.is_local_main_process:
+        with torch.device("meta"), no_init_weights():
+            kind = type(build(config))
+        model = _read(kind, config, plan, device, sources, dtype=dtype, attn_implementation=attention)
+    else:
+        with device, no_init_weights():
+            model = build(config)
+        model.tie_weights()
+    if plan.launch.processes_per_node > 1:
+        _share(model, plan)
+    model.name_or_path = model.config._name_or_path = source(settings.model_id)
+    model.generation_config = _generation_config(sources.model) or model.generation_config
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def _read_config(settings: Settings, sources: Sources) -> Any:
+    try:
+        return AutoConfig.from_pretrained(sources.model, trust_remote_code=settings.trust_remote)
+    except (OSError, ValueError) as error:  # ValueError: files that are there, but are no model
+        raise unreadable(settings.model_id, error) from error
+
+
+def _read(kind: Any, config: Any, plan: Plan, device: torch.device, sources: Sources, **kwargs: Any) -> Any:
+    """The model with the weights from their files, quantized on the way where the plan says so."""
     quantization = None
-    if settings.quantization == "nf4":
+    if plan.settings.quantization == "nf4":
         quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
+            bnb_4bit_compute_dtype=kwargs["dtype"],
         )
+    disable_progress_bar()  # one bar, over the bytes
+    reading = weights.read(sources.weights, shown=PartialState().is_main_process)
     try:
-        model = AutoModelForMultimodalLM.from_pretrained(
-            source(settings.model_id),
-            dtype=dtype,
+        model = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(reading.tensors),
             device_map={"": device},
-            # By part: the audio tower of E2B and E4B has no other kernel than its own, and refuses to load with one.
-            attn_implementation=dict.fromkeys(("text_config", "vision_config"), settings.attn_implementation),
             quantization_config=quantization,
-            trust_remote_code=settings.trust_remote,
+            **kwargs,
         )
-    except (OSError, ValueError) as error:  # ValueError: files that are there, but are no model
-        raise unreadable(settings.model_id, error) from error
-    model.requires_grad_(False)
+    except (OSError, ValueError, RuntimeError) as error:
+        failure = next(iter(reading.failures), error)  # transformers tells of a failed conversion instead
+        if isinstance(failure, FinetuneError):
+            raise failure from error
+        raise unreadable(plan.settings.model_id, error) from error
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes repacks weights for CPUs that know bf16, if their rows come in 32s: the toy's do not.
+            module.support_avx512bf16_for_cpu = False
     return model
+
+
+def _share(model: Any, plan: Plan) -> None:
+    """Give the weights of a node's first process to its others."""
+    state = PartialState()
+    group = distributed.new_subgroups(plan.launch.processes_per_node)[0] if plan.launch.num_nodes > 1 else None
+    first = state.process_index - state.local_process_index
+    mine = weights.layout(model)
+    told = [mine]
+    distributed.broadcast_object_list(told, first, group=group)
+    if told[0] != mine:
+        raise ModelError(f"--model-id {plan.settings.model_id}: its configuration and its weights differ", AGAIN)
+    weights.share(model, group, first)
+
+
+def _generation_config(folder: str) -> GenerationConfig | None:
+    return GenerationConfig.from_pretrained(folder) if (Path(folder) / "generation_config.json").is_file() else None
 
 
 def add_lora(model: Any, settings: Settings) -> PeftModel:

@@ -20,6 +20,8 @@ Source = Literal["default", "profile", "task", "model", "adapter", "config", "en
 """Where a value comes from. `model`: what the embedded toy model wants; `adapter`: what it was trained with."""
 BY_USER: tuple[Source, ...] = ("flag", "env", "config")
 """The sources of a value that was asked for: it is never changed to fit."""
+Start = Literal["new", "resume", "deliver", "nothing"]
+"""`resume`: there are checkpoints. `deliver`: all is measured and saved; results may not be where they should go."""
 FORMAT = 1
 """Version of plan.json."""
 
@@ -67,6 +69,8 @@ class Plan:
     """evaluate and merge: the adapter to load on top of the model."""
     split: Literal["train", "test"] = "test"
     """evaluate only: the rows to score."""
+    start: Start = "new"
+    """run only: what an earlier start of it has left to do."""
     format: int = FORMAT
 
     @property
@@ -77,10 +81,16 @@ class Plan:
         return rows * self.launch.num_processes
 
     @property
+    def place(self) -> str:
+        """Where the results go, as a user would write it. An evaluation keeps to a folder of its own, so that a run's
+        results survive it."""
+        out = self.settings.output_dir.rstrip("/") or "/"
+        return f"{out}/evaluation-{self.split}" if self.command == "evaluate" else out
+
+    @property
     def run_dir(self) -> Path:
-        """Where the results go. An evaluation keeps to a folder of its own, so that a run's results survive it."""
-        out = Path(self.settings.output_dir)
-        return out / f"evaluation-{self.split}" if self.command == "evaluate" else out
+        """`place`, where it is no bucket."""
+        return Path(self.place)
 
     def to_json(self) -> str:
         """The text of plan.json."""

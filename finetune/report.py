@@ -120,6 +120,12 @@ def write_run(run_dir: Path, record: Mapping[str, Any]) -> None:
     write_json(run_dir / "run.json", finite({"format": FORMAT, **record}))
 
 
+def mark_delivered(run_dir: Path, delivered: bool) -> None:
+    """Note in run.json whether the results are where they should go."""
+    run = _read_json(run_dir / "run.json")
+    write_json(run_dir / "run.json", {**run, "delivered": delivered})
+
+
 def finite(data: Any) -> Any:
     """`data` with every NaN and infinity, which JSON does not know, replaced by None. Tuples become lists."""
     if isinstance(data, float):

@@ -71,15 +71,16 @@ def compare(metrics: Mapping[str, Any]) -> list[Comparison]:
     return [Comparison(name, *(Measure(**side[name]) if name in side else None for side in sides)) for name in names]
 
 
-def markdown_summary(run_dir: Path) -> str:
-    """What a run came to: before and after, seconds a stage, and where everything is. Read from `run_dir`."""
+def markdown_summary(run_dir: Path, place: str) -> str:
+    """What a run came to: before and after, seconds a stage, and where everything is: below `place`, which a user
+    knows `run_dir` by."""
     results = read_results(run_dir)
     places = (("report", "report.html"), ("metrics", "metrics.json"), ("adapter", "adapter"))
     parts = [
         metrics_table(results.metrics),
         weakest_classes(results.metrics),
         " · ".join(f"{stage} {duration(seconds)}" for stage, seconds in results.run["seconds"].items()),
-        "\n".join(f"{name:<8} {run_dir / file}" for name, file in places if (run_dir / file).exists()),
+        "\n".join(f"{name:<8} {place}/{file}" for name, file in places if (run_dir / file).exists()),
     ]
     return "\n\n".join(part for part in parts if part)
 

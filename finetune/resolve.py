@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
-from finetune.checks import Proposal, find_merge_notes, find_notes, find_problems
+from finetune.checks import Proposal, find_earlier_problems, find_merge_notes, find_notes, find_problems
+from finetune.earlier import Decision, Earlier, decide
 from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.facts import Facts
@@ -52,6 +53,7 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
     problems += found
     values, sources, gpus, setup_note = _layer(request, matched, facts)
     values |= {"model_id": facts.model.name, "dataset": facts.dataset, **facts.outputs}
+    values["grace_seconds"] = values["grace_seconds"] or facts.grace_seconds
     notes = [setup_note] if setup_note else []
     if values["max_new_tokens"] >= values["max_length"] and sources["max_new_tokens"] not in BY_USER:
         values["max_new_tokens"] = max(1, values["max_length"] // 2)
@@ -68,9 +70,7 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         notes.append(f"gradient_accumulation_steps is {shared}, not {alone}: {nodes} nodes share the rows of a step")
     proposal = Proposal(request, values, facts, machine, max(1, len(gpus)) * nodes, len(matched.gpus))
     problems += find_problems(proposal)
-    if problems:
-        raise UsageErrors(problems)
-    return Plan(
+    plan = Plan(
         command=request.command,
         settings=Settings(**values),
         sources=cast("dict[str, Source]", sources),
@@ -85,6 +85,18 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         adapter_path=facts.adapter,
         split=request.split,
     )
+    decision = decide(plan, facts.earlier) if request.command == "run" else Decision("new")
+    problems += find_earlier_problems(request, facts.earlier, decision, values["output_dir"])
+    if problems:
+        raise UsageErrors(problems)
+    return replace(plan, start=decision.start, notes=(*plan.notes, *_earlier_notes(facts.earlier, decision)))
+
+
+def _earlier_notes(earlier: Earlier, decision: Decision) -> list[str]:
+    """What a user should know of an earlier run in the same place."""
+    refused = [f"a run there would be refused: {'; '.join(decision.differs)}"] if decision.differs else []
+    skipped = [f"{name} does not count: {reason}" for name, reason in earlier.skipped.items()]
+    return [*([decision.note] if decision.note else []), *refused, *skipped]
 
 
 def _given(request: Request) -> dict[str, Any]:

@@ -40,6 +40,15 @@ class Option:
     """Exclusive lower bound."""
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """Something wrong with the value of a setting: what was found and expected, and what to write."""
+
+    setting: str
+    message: str
+    hint: str = ""
+
+
 def option(
     default: Any,
     group: Group,
@@ -117,7 +126,19 @@ class Settings:
         "steps", "checkpoints", "When to save", "checkpoint-strategy", choices=("no", "steps", "epoch")
     )
     save_steps: int = option(100, "checkpoints", "Steps between checkpoints", minimum=1)
+    save_minutes: float = option(10.0, "checkpoints", "Minutes between checkpoints, at most", above=0)
     save_total_limit: int = option(2, "checkpoints", "Checkpoints to keep", minimum=1)
+    resume_from: str | None = option(
+        None, "checkpoints", "Run or checkpoint to go on from, where --output-dir has none of its own"
+    )
+    resume_anyway: bool = option(False, "checkpoints", "Go on from a checkpoint that was made with other settings")
+    restart: bool = option(False, "checkpoints", "Begin anew, whatever --output-dir holds")
+    grace_seconds: int | None = option(
+        None,
+        "checkpoints",
+        "From SIGTERM to the end: time to finish a step and save (default: 10 on Cloud Run, else 600)",
+        minimum=1,
+    )
 
     results_file: str | None = option(None, "results", "Also write metrics.json here")
     merge: bool = option(False, "results", "Also save base + adapter as one model")

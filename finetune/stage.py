@@ -9,24 +9,20 @@ import shutil
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from tqdm import tqdm
-from tqdm.asyncio import tqdm_asyncio
 
 from finetune import bucket
 from finetune.errors import DeliveryError, FinetuneError, ModelError
-from finetune.hub_files import IGNORED, File, fetch, from_hub, list_files
+from finetune.gcs import AHEAD, ahead
+from finetune.hub_files import IGNORED, File, Lines, fetch, from_hub, list_files
 
 PART_BYTES = 128 * 2**20
-AHEAD = 4
-"""Parts on their way at once: a single connection does not fill a cloud machine's network."""
 COMPOSED = 32
 """Objects that Cloud Storage joins in one request, at most."""
 CHECKED = "sha256"
@@ -98,7 +94,7 @@ class Copy:
             return
         digest, spans = self.file.digest(), self.file.spans(PART_BYTES)
         with ThreadPoolExecutor(AHEAD) as pool:
-            for data, there in _ahead(pool, self._part if len(spans) > 1 else self._whole, spans):
+            for data, there in ahead(pool, self._part if len(spans) > 1 else self._whole, spans):
                 digest.update(data)
                 self.progress.add(len(data), there)
         if digest.hexdigest() != self.file.checksum:
@@ -155,32 +151,11 @@ def compose(storage: Any, target: str, names: list[str]) -> None:
     storage.merge(target, names)
 
 
-def _ahead(
-    pool: ThreadPoolExecutor, work: Callable[[tuple[int, int]], tuple[bytes, bool]], spans: Iterable[tuple[int, int]]
-) -> Iterator[tuple[bytes, bool]]:
-    """The results in order, with at most AHEAD of them begun and not yet taken: they are large."""
-    begun: deque[Future[tuple[bytes, bool]]] = deque()
-    for span in spans:
-        begun.append(pool.submit(work, span))
-        if len(begun) == AHEAD:
-            yield begun.popleft().result()
-    while begun:
-        yield begun.popleft().result()
-
-
 def _info(storage: Any, path: str) -> dict[str, Any]:
     try:
         return dict(storage.info(path))
     except FileNotFoundError:
         return {}
-
-
-class Lines(tqdm_asyncio):  # type: ignore[type-arg]
-    """huggingface_hub's bars, redrawn every half minute where the log is no terminal."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.pop("name", None)
-        super().__init__(*args, **{**kwargs, "mininterval": 0.1 if sys.stderr.isatty() else 30})
 
 
 def _to_folder(api: HfApi, model: str, commit: str, files: list[File], to: str) -> None:
@@ -213,7 +188,7 @@ def say(text: str) -> None:
 def main(model: str, to: str) -> int:
     """Stage, and give the exit code."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # launch.py blocked it for the way here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])  # launch.py blocked them on the way
     try:
         stage(model, to)
     except FinetuneError as error:

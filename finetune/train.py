@@ -7,87 +7,35 @@
 """
 
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, concatenate_datasets
+from accelerate import PartialState
+from datasets import Dataset
 from peft import PeftModel
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import Sampler
-from tqdm import tqdm
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
-from transformers.trainer_pt_utils import get_length_grouped_indices
+from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from finetune.checkpoint import save_adapter
-from finetune.data import IGNORED, Pictures, Prepared
-from finetune.errors import TrainingError
+from finetune import checkpoint
+from finetune.data import Pictures, Prepared
+from finetune.errors import Interrupted, TrainingError
+from finetune.journal import Journal, Recalled
+from finetune.order import FILLER, EpochOrder, with_fillers
 from finetune.plan import Plan
 from finetune.reader import Reader
+from finetune.stopping import Stop
+from finetune.training_log import ProgressLines
 
 SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 """Our names -> transformers', all of which begin with the warm-up."""
-FILLER = -1
-"""Row number of a row without labels, which fills the last micro-batches of an epoch."""
+TRAINER = "trainer"
+"""Beginning of the name of a folder for what the Trainer reads by itself."""
 IMAGE_WORKERS = 2
 """Processes a GPU that read images ahead: some 20 ms an image, else waited for in every micro-batch."""
-
-
-def with_fillers(train: Dataset, multiple: int) -> Dataset:
-    """Add rows without labels until the number of rows is a multiple of `multiple` (micro-batch x ranks).
-
-    Without them Accelerate evens the ranks out by repeating rows: those would count twice. A filler is the shortest
-    row, whole, so that with images every rank runs the vision tower in every step: under FSDP2 it has to.
-    """
-    missing = -len(train) % multiple
-    if not missing:
-        return train
-    lengths = [len(ids) for ids in train["input_ids"]]
-    shortest = min(range(len(train)), key=lengths.__getitem__)
-    row = {**train[shortest], "row": FILLER}
-    row["labels"] = [IGNORED] * len(row["labels"])
-    return concatenate_datasets([train, Dataset.from_list([row] * missing, features=train.features)])
-
-
-class EpochOrder(Sampler[int]):
-    """Each epoch's order of the rows, from (seed, epoch) alone, so that it is the same on every rank.
-
-    `lengths` in tokens, None for a plain shuffle. Rows of like length stand together, in groups of whole
-    optimizer steps (`step_rows` each). Rows from `rows` on are fillers, and come last.
-    """
-
-    def __init__(self, rows: int, fillers: int, step_rows: int, seed: int, lengths: Sequence[int] | None) -> None:
-        self.rows, self.fillers, self.step_rows, self.seed, self.lengths = rows, fillers, step_rows, seed, lengths
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.rows + self.fillers
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        if self.lengths is None:
-            yield from torch.randperm(self.rows, generator=generator).tolist()
-        else:
-            yield from self._grouped(self.lengths, generator)
-        yield from range(self.rows, self.rows + self.fillers)
-
-    def _grouped(self, lengths: Sequence[int], generator: torch.Generator) -> Iterator[int]:
-        # transformers sorts the rows of some 50 steps by length; left so, the loss would rise and fall with it.
-        # The step with the longest row stays first (what does not fit into memory fails at once), a part of one last.
-        order = get_length_grouped_indices(lengths, self.step_rows, generator=generator)
-        starts = range(self.step_rows, self.rows - self.step_rows + 1, self.step_rows)
-        yield from order[: self.step_rows]
-        for place in torch.randperm(len(starts), generator=generator).tolist():
-            yield from order[starts[place] : starts[place] + self.step_rows]
-        yield from order[max(self.rows // self.step_rows, 1) * self.step_rows :]
 
 
 class Collator(DataCollatorForLanguageModeling):
@@ -115,8 +63,9 @@ class Collator(DataCollatorForLanguageModeling):
 class Trainer(SFTTrainer):
     """SFTTrainer with this project's order of rows, loss check and adapter files."""
 
-    def __init__(self, *, order: EpochOrder, **kwargs: Any) -> None:
+    def __init__(self, *, order: EpochOrder, journal: Journal, progress: ProgressLines, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.journal, self.progress, self.recalled = journal, progress, Recalled()
         # TRL casts the adapter of a quantized base to bf16, where a step of 5e-5 on a weight of 0.02 is lost in
         # rounding. It trains in fp32 everywhere, as PEFT made it.
         for parameter in self.model.parameters():
@@ -148,53 +97,68 @@ class Trainer(SFTTrainer):
             )
         return loss
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the adapter alone. (The Trainer's own way gathers all of a sharded base first.)"""
-        save_adapter(self.model, Path(output_dir or self.args.output_dir))
+    def train_from(self, recalled: Recalled) -> None:
+        """Train, from a checkpoint where there is one."""
+        self.recalled = recalled
+        folder = None
+        if recalled.step:
+            self.progress.go_on(recalled.state["progress"])
+            folder = self.journal.scratch / f"{TRAINER}-{PartialState().process_index}"
+            checkpoint.write_trainer_state(recalled.state, folder, self.args)
+            self._total_train_tokens = recalled.state["tokens"]
+        self.train(str(folder) if folder else None)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """A checkpoint of the last step leaves nothing to do, and the Trainer would do a step more."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    # The Trainer writes into place, pickles, and has every rank read every file.
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        step = self.state.global_step
+        folder = self.journal.step_folder(step) if PartialState().is_main_process else None
+        further = {"tokens": self._total_train_tokens, "progress": self.progress.kept()}
+        checkpoint.write_state(self, folder, further)
+        if folder:
+            self.journal.keep_step(folder, step)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Together with the optimizer's part, once the model is sharded."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        if self.recalled.step:
+            checkpoint.read_state(self, self.recalled.folder, self.recalled.state)
+
+    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+        if self.recalled.step:
+            checkpoint.read_randomness(self.recalled.state, self.args.seed)
 
 
-class ProgressLines(ProgressCallback):
-    """A bar, and above it one line a log step. Also keeps the history for the report."""
+class Safekeeping(TrainerCallback):
+    """Keeps checkpoints by the clock as well, and ends training after a step once the run was told to stop."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.history: list[dict[str, float]] = []
-        self.tokens = 0.0
-        self._begun = self._since = time.monotonic()
+    def __init__(self, trainer: Trainer, stop: Stop, plan: Plan) -> None:
+        self.trainer, self.stop, self.stopped = trainer, stop, False
+        self.saves = plan.settings.save_strategy != "no"
+        self.every_s = 60 * plan.settings.save_minutes
+        self._saved = time.monotonic()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._begun = self._since = time.monotonic()
-        self.current_step = 0
-        if state.is_world_process_zero:
-            # disable=None: no bar where stderr is a file or a log collector; the lines say it all
-            self.training_bar = tqdm(total=state.max_steps, desc="train", unit="step", disable=None, dynamic_ncols=True)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saved = time.monotonic()
+        if self.trainer.recalled.step:
+            checkpoint.read_losses(self.trainer, self.trainer.recalled.state)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_step_end(args, state, control, **kwargs)
-        control.should_log |= state.global_step >= state.max_steps  # the last steps count as well
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.journal.check()
+        self.stopped, due = self.stop.agreed(time.monotonic() - self._saved > self.every_s)
+        control.should_save |= self.saves and (self.stopped or due)
+        control.should_training_stop |= self.stopped
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        if not logs or "loss" not in logs or not state.is_world_process_zero:
-            return
-        now = time.monotonic()
-        tokens = logs.get("num_tokens", 0.0)
-        rate = (tokens - self.tokens) / max(now - self._since, 1e-9)
-        self.tokens, self._since = tokens, now
-        entry = {
-            "step": state.global_step,
-            "epoch": logs.get("epoch", 0.0),
-            "loss": logs["loss"],
-            "learning_rate": logs["learning_rate"],
-            "grad_norm": logs.get("grad_norm", 0.0),
-            "tokens_per_second": rate,
-        }
-        self.history.append(entry)
-        left = (now - self._begun) / state.global_step * (state.max_steps - state.global_step)
-        line = (
-            f"step {state.global_step}/{state.max_steps}  loss {entry['loss']:.4f}  lr {entry['learning_rate']:.2e}"
-            f"  grad-norm {entry['grad_norm']:.3g}  {rate:,.0f} tokens/s  {tqdm.format_interval(left)} left"
-        )
-        self.training_bar.write(line, file=sys.stderr)
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saved = time.monotonic()
 
 
 class OneGroup(TrainerCallback):
@@ -208,12 +172,12 @@ class OneGroup(TrainerCallback):
             raise TrainingError(f"{args.world_size} processes, but the model is not shared between them")
 
 
-def training_arguments(plan: Plan, run_dir: Path, steps_per_epoch: int) -> SFTConfig:
+def training_arguments(plan: Plan, folder: Path, steps_per_epoch: int) -> SFTConfig:
     """The plan's settings in TRL's words. Warm-up is a share of all steps."""
     settings = plan.settings
     total = settings.max_steps or int(steps_per_epoch * settings.num_train_epochs)
     return SFTConfig(
-        output_dir=str(run_dir / "checkpoints"),
+        output_dir=str(folder),
         seed=settings.seed,
         num_train_epochs=settings.num_train_epochs,
         max_steps=settings.max_steps or -1,
@@ -235,7 +199,6 @@ def training_arguments(plan: Plan, run_dir: Path, steps_per_epoch: int) -> SFTCo
         report_to=["tensorboard"],
         save_strategy=settings.save_strategy,
         save_steps=settings.save_steps,
-        save_total_limit=settings.save_total_limit,
         remove_unused_columns=False,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
@@ -244,22 +207,26 @@ def training_arguments(plan: Plan, run_dir: Path, steps_per_epoch: int) -> SFTCo
     )
 
 
-def build(plan: Plan, model: PeftModel, reader: Reader, prepared: Prepared) -> tuple[Trainer, ProgressLines]:
+def build(
+    plan: Plan, model: PeftModel, reader: Reader, prepared: Prepared, journal: Journal, logs: Path
+) -> tuple[Trainer, ProgressLines]:
     """The trainer, ready to train, and the callback that collects its history."""
-    settings, run_dir, train = plan.settings, plan.run_dir, prepared.train
+    settings, train = plan.settings, prepared.train
     world_size = plan.launch.num_processes
     placed = train.add_column("place", list(range(len(train))))
     filled = with_fillers(placed, settings.per_device_train_batch_size * world_size)
     step_rows = settings.per_device_train_batch_size * settings.gradient_accumulation_steps * world_size
     lengths = [len(ids) for ids in train["input_ids"]] if settings.batching == "length-grouped" else None
     order = EpochOrder(len(train), len(filled) - len(train), step_rows, settings.seed, lengths)
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run_dir / "logs")
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(logs)
     progress = ProgressLines()
-    arguments = training_arguments(plan, run_dir, -(-len(filled) // step_rows))
+    arguments = training_arguments(plan, logs, -(-len(filled) // step_rows))
     if reader.processor and not plan.launch.use_cpu:
         arguments.dataloader_num_workers = IMAGE_WORKERS
     trainer = Trainer(
         order=order,
+        journal=journal,
+        progress=progress,
         model=model,
         args=arguments,
         train_dataset=filled,
@@ -269,6 +236,22 @@ def build(plan: Plan, model: PeftModel, reader: Reader, prepared: Prepared) -> t
     )
     trainer.remove_callback(PrinterCallback)  # disable_tqdm brings it in; ProgressLines says it better
     return trainer, progress
+
+
+def train(trainer: Trainer, recalled: Recalled, stop: Stop, plan: Plan) -> None:
+    """Train to the end, from a checkpoint where there is one. Raises Interrupted once a step is finished and kept, if
+    the run was told to stop."""
+    safekeeping = Safekeeping(trainer, stop, plan)
+    trainer.add_callback(safekeeping)
+    trainer.train_from(recalled)
+    step, steps = trainer.state.global_step, trainer.state.max_steps
+    if not safekeeping.stopped or step >= steps:
+        return
+    if PartialState().is_main_process:
+        trainer.journal.wait()
+    PartialState().wait_for_everyone()
+    kept = f"kept in {trainer.journal.place}" if safekeeping.saves else "not kept: --save-strategy is no"
+    raise Interrupted(f"after step {step} of {steps}, which is {kept}", "the same command goes on from there")
 
 
 def record(trainer: Trainer, progress: ProgressLines, seconds: float) -> dict[str, Any]:

@@ -1,83 +1,64 @@
 """One rank of a run, top to bottom: load -> measure -> train -> save -> measure -> report.
 
 Started by launch.py as `accelerate launch ... -m finetune.worker PLAN.json`. Everything was decided in the plan.
+What an earlier start of the same run has behind it (journal.py) is not done again.
 """
 
 import gc
-import json
-import os
-import platform
-import shutil
 import sys
-import tempfile
-import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import UTC, datetime
-from functools import partial
-from importlib.metadata import version
+from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
-from finetune import checkpoint, data, evaluate, export, model, report, report_html, report_images, report_text, train
-from finetune.errors import FinetuneError, LaunchError
-from finetune.pictures import as_seen
+from finetune import checkpoint, export, model, report, report_html, report_text, sources, train
+from finetune.errors import FinetuneError, Interrupted, LaunchError
+from finetune.journal import Journal, Recalled, Side
 from finetune.plan import Plan
-from finetune.reader import Reader, load_reader
+from finetune.reader import load_reader
+from finetune.sources import Sources
+from finetune.stages import Clock, illustrate, measure, prepare, record, say
+from finetune.stopping import Stop
 from finetune.tasks import TASKS
-from finetune.tasks.base import Example, Score, Task
+from finetune.workplace import Workplace, open_workplace
 
-LEFT_BY_A_RUN = ("adapter", "checkpoints", "logs", "merged", "metrics.json", "report.html", "run.json", "thumbnails")
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "evaluate")
-
-
-class Clock:
-    """Seconds by stage."""
-
-    def __init__(self) -> None:
-        self.started = datetime.now(UTC)
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str, doing: str) -> Iterator[None]:
-        """Time a stage, and say what is being done."""
-        say(f"> {doing}")
-        since = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - since, 2)
-
-
-def say(text: str) -> None:
-    """A line to the user, once, whatever the number of ranks."""
-    if PartialState().is_main_process:
-        print(text, file=sys.stderr, flush=True)
+LONGEST_WAIT = timedelta(hours=3)
+"""Of one rank for the others, while one downloads a model, reads it from a bucket, or looks at 100,000 images."""
 
 
 def main(plan_path: str) -> int:
     """Do what the plan says. Returns the exit code."""
     # TRL and PEFT call what transformers 6 will drop; nothing a user could do about it.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+    stop = place = None
     try:
         plan = Plan.from_json(Path(plan_path).read_text())
+        stop = Stop(plan.settings.grace_seconds or 600)
+        stop.listen()
         join(plan)
-        {"run": run, "evaluate": evaluate_only, "merge": merge_only}[plan.command](plan)
+        place = open_workplace(plan)
+        {"run": run, "evaluate": evaluate_only, "merge": merge_only}[plan.command](plan, place, stop)
     except FinetuneError as error:
-        print(error, file=sys.stderr, flush=True)
+        if not isinstance(error, Interrupted) or PartialState().is_main_process:  # all ranks stop, and one says so
+            print(error, file=sys.stderr, flush=True)
         return error.exit_code
     finally:
+        if stop:
+            stop.leave()
+        if place and PartialState().is_local_main_process:
+            place.close()
         PartialState().destroy_process_group()
     return 0
 
 
 def join(plan: Plan) -> None:
     """Join the group of all ranks. Raises LaunchError unless it is the one that the plan says."""
-    state = PartialState(cpu=plan.launch.use_cpu)
+    state = PartialState(cpu=plan.launch.use_cpu, timeout=LONGEST_WAIT)
     met = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     if not state.num_processes == met == plan.launch.num_processes:
         raise LaunchError(
@@ -94,46 +75,84 @@ def join(plan: Plan) -> None:
             )
 
 
-def run(plan: Plan) -> None:
+def run(plan: Plan, place: Workplace, stop: Stop) -> None:
     """The whole job of one rank."""
-    clock, task, run_dir = Clock(), TASKS[plan.settings.task], plan.run_dir
+    (begin,) = broadcast_object_list([plan.start])  # the first node's: the others may not see its files
+    if begin == "deliver":
+        leave()
+        if PartialState().is_main_process:
+            place.fetch()
+            deliver(plan, place)
+        return
+    clock, task = Clock(), TASKS[plan.settings.task]
+    journal = Journal(plan, place.scratch, say, clock.about)
+    stop.flush = journal.finish
     with clock.stage("load", f"loading {plan.settings.model_id} and {plan.settings.dataset}"):
-        inputs = load_reader(plan.settings, task.IMAGES, plan.launch.bf16)
-        prepared = prepare(plan, task, inputs)
-        base = model.load_base(plan, PartialState().device)
-    if PartialState().is_main_process:
-        clear(run_dir)
+        origin = sources.gather(plan, place.scratch)
+        local = here(plan, origin)
+        inputs = load_reader(local.settings, task.IMAGES, plan.launch.bf16)
+        recalled = journal.recall() if begin == "resume" else Recalled()
+        prepared = prepare(local, task, inputs, place.scratch)
+        if PartialState().is_main_process:
+            journal.check_data(prepared.record["fingerprint"])
+        base = model.load_base(plan, PartialState().device, origin)
+    if PartialState().is_main_process and not recalled.starts:
+        place.clear()
+        journal.forget()
+    clock.go_on(recalled, prepared)
     before = after = None
     if prepared.prompts:
         with clock.stage("before", f"measuring the base model on {len(prepared.prompts)} held-out rows"):
-            before = measure(plan, task, base, inputs, prepared, "before")
+            before = measure(local, task, base, inputs, prepared, "before", place.run_dir, stop, journal)
 
-    trainer, progress = train.build(plan, model.add_lora(base, plan.settings), inputs, prepared)
+    trainer, progress = train.build(plan, model.add_lora(base, plan.settings), inputs, prepared, journal, place.logs)
     described = model.describe(trainer.model)  # as it will be trained: the trainer may have changed dtypes
     modules = f"{described.adapted_modules} modules"
     say(f"  {described.trainable:,} of {described.parameters:,} parameters train, in {modules}")
-    with clock.stage("train", f"training on {len(prepared.train)} rows"):
-        trainer.train()
-    with clock.stage("save", f"saving the adapter to {run_dir / 'adapter'}"):
-        checkpoint.save_adapter(trainer.model, run_dir / "adapter", inputs)
-        if task.STRATIFIED and PartialState().is_main_process:
-            report.write_json(run_dir / "adapter" / report.CLASSES, prepared.survey)
+    since = f", on from {recalled.step}" if recalled.step else ""
+    with clock.stage("train", f"training on {len(prepared.train)} rows{since}"), stop.orderly():
+        train.train(trainer, recalled, stop, plan)
+    with clock.stage("save", f"saving the adapter to {plan.place}/adapter"):
+        checkpoint.save_adapter(trainer.model, place.scratch / "adapter", inputs)
+        if PartialState().is_main_process:
+            if task.STRATIFIED:
+                report.write_json(place.scratch / "adapter" / report.CLASSES, prepared.survey)
+            checkpoint.place_adapter(place.scratch / "adapter", place.run_dir / "adapter")
+            place.publish()
     if prepared.prompts:
         with clock.stage("after", f"measuring the tuned model on the same {len(prepared.prompts)} rows"):
-            after = measure(plan, task, trainer.model, inputs, prepared, "after")
+            after = measure(local, task, trainer.model, inputs, prepared, "after", place.run_dir, stop, journal)
 
     if PartialState().is_main_process:
+        journal.wait()
         training = train.record(trainer, progress, clock.seconds["train"])
-        report.write_json(run_dir / "metrics.json", report.metrics_record(task.NAME, "test", before, after))
-        report.write_run(run_dir, record(plan, clock, prepared, described, training))
-        report_text.write_card(run_dir)
-        illustrate(run_dir, prepared.test)
-        report_html.write_html(run_dir)
+        report.write_json(place.run_dir / "metrics.json", report.metrics_record(task.NAME, "test", before, after))
+        result = record(plan, clock, prepared, described, training)
+        report.write_run(place.run_dir, {**result, "delivered": False})
+        report_text.write_card(place.run_dir)
+        illustrate(place.run_dir, prepared.test)
+        report_html.write_html(place.run_dir)
+        place.publish()
     del base, trainer
     leave()
     if PartialState().is_main_process:
-        export.deliver(plan, run_dir, say)
-        say(report_text.markdown_summary(run_dir))
+        deliver(plan, place)
+
+
+def here(plan: Plan, origin: Sources) -> Plan:
+    """The plan with what it reads and writes where this machine has it."""
+    given = plan.settings
+    model_id = origin.model if given.model_id.startswith("gs://") else given.model_id
+    settings = replace(given, model_id=model_id, dataset=origin.dataset or given.dataset)
+    return replace(plan, settings=settings, adapter_path=origin.adapter)
+
+
+def deliver(plan: Plan, place: Workplace) -> None:
+    """Hand the results on, and note whether that was done: what could not be is tried again by the next start."""
+    delivered = export.deliver(plan, place.run_dir, place.scratch, say)
+    report.mark_delivered(place.run_dir, delivered)
+    place.publish()
+    say(report_text.markdown_summary(place.run_dir, plan.place))
 
 
 def leave() -> None:
@@ -144,115 +163,36 @@ def leave() -> None:
         torch.cuda.empty_cache()
 
 
-def evaluate_only(plan: Plan) -> None:
+def evaluate_only(plan: Plan, place: Workplace, stop: Stop) -> None:
     """Score a model, with or without an adapter, on one split."""
-    clock, task, run_dir = Clock(), TASKS[plan.settings.task], plan.run_dir
-    run_dir.mkdir(parents=True, exist_ok=True)
+    clock, task = Clock(), TASKS[plan.settings.task]
     with clock.stage("load", f"loading {plan.settings.model_id} and {plan.settings.dataset}"):
-        inputs = load_reader(plan.settings, task.IMAGES, plan.launch.bf16)
-        prepared = prepare(plan, task, inputs)
-        net = model.load_base(plan, PartialState().device)
-        if plan.adapter_path:
-            net = model.load_adapter(net, plan.adapter_path)
-    name = "after" if plan.adapter_path else "before"
+        origin = sources.gather(plan, place.scratch)
+        local = here(plan, origin)
+        inputs = load_reader(local.settings, task.IMAGES, plan.launch.bf16)
+        prepared = prepare(local, task, inputs, place.scratch)
+        net: Any = model.load_base(plan, PartialState().device, origin)
+        if local.adapter_path:
+            net = model.load_adapter(net, local.adapter_path)
+    name: Side = "after" if plan.adapter_path else "before"
     with clock.stage(name, f"measuring on {len(prepared.prompts)} {plan.split} rows"):
-        score = measure(plan, task, net, inputs, prepared, name)
+        score = measure(local, task, net, inputs, prepared, name, place.run_dir, stop)
     if PartialState().is_main_process:
         before, after = (None, score) if plan.adapter_path else (score, None)
-        report.write_json(run_dir / "metrics.json", report.metrics_record(task.NAME, plan.split, before, after))
-        report.write_run(run_dir, record(plan, clock, prepared, model.describe(net), None))
-        illustrate(run_dir, prepared.test)
-        report_html.write_html(run_dir)
-        say(report_text.markdown_summary(run_dir))
+        metrics = report.metrics_record(task.NAME, plan.split, before, after)
+        report.write_json(place.run_dir / "metrics.json", metrics)
+        report.write_run(place.run_dir, record(plan, clock, prepared, model.describe(net), None))
+        illustrate(place.run_dir, prepared.test)
+        report_html.write_html(place.run_dir)
+        place.publish()
+        say(report_text.markdown_summary(place.run_dir, plan.place))
 
 
-def merge_only(plan: Plan) -> None:
+def merge_only(plan: Plan, place: Workplace, stop: Stop) -> None:
     """Make one model of an earlier run's base and adapter."""
-    export.merge_run(plan, say)
-
-
-def clear(run_dir: Path) -> None:
-    """Remove an earlier run's results: the plan has --overwrite, or there are none. What is not a result stays."""
-    for path in (*(run_dir / name for name in LEFT_BY_A_RUN), *run_dir.glob("predictions-*.jsonl")):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def prepare(plan: Plan, task: Task, inputs: Reader) -> data.Prepared:
-    """Tokenised data on every rank. One rank a node reads and tokenises; the others load what it wrote."""
-    state = PartialState()
-    # The ranks of a node share a parent, the launcher; other runs on the machine have another.
-    folder = Path(tempfile.gettempdir()) / f"gemma4-finetune-{os.getppid()}"
-    if state.is_local_main_process:
-        known = classes_of(plan.adapter_path) if plan.adapter_path and task.STRATIFIED else None
-        train_rows = plan.command == "run"
-        prepared = data.prepare(task, plan.settings, inputs, train=train_rows, split=plan.split, survey=known)
-        for note in prepared.record["notes"]:
-            say(f"  {note}")
-        if state.num_processes > 1:
-            data.save(prepared, folder)
-    state.wait_for_everyone()
-    if not state.is_local_main_process:
-        prepared = data.load(folder)
-    state.wait_for_everyone()
-    if state.is_local_main_process:
-        shutil.rmtree(folder, ignore_errors=True)  # the others have it open, which is enough
-    return prepared
-
-
-def classes_of(adapter: str) -> tuple[str, ...] | None:
-    """The classes that an adapter was trained to tell apart, in the prompt's order; None where it does not say."""
-    path = Path(adapter) / report.CLASSES
-    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
-
-
-def measure(plan: Plan, task: Task, net: Any, inputs: Reader, prepared: data.Prepared, name: str) -> Score | None:
-    """Generate on all ranks; score and write predictions-NAME.jsonl on the main one (None on the others)."""
-    completions = evaluate.generate(
-        net,
-        inputs,
-        prepared.prompts,
-        batch_size=plan.settings.eval_batch_size,
-        max_new_tokens=plan.settings.max_new_tokens,
-        label=name,
-    )
-    if not PartialState().is_main_process:
-        return None
-    score = task.score(prepared.test, completions)
-    path = plan.run_dir / f"predictions-{name}.jsonl"
-    report.write_predictions(path, prepared.test, completions, score)
-    for metric in score.metrics:
-        say(f"  {metric.name}: {metric.value:.1%} of {metric.total}")
-    return score
-
-
-def illustrate(run_dir: Path, examples: Sequence[Example]) -> None:
-    """Make the small images of the rows that the report is going to show."""
-    shown = set(report_html.shown_rows(report.read_results(run_dir)))
-    pictures = {example.row: partial(as_seen, example.images[0]) for example in examples if example.row in shown}
-    if pictures:
-        report_images.write_thumbnails(run_dir, pictures)
-
-
-def record(
-    plan: Plan, clock: Clock, prepared: data.Prepared, described: model.ModelRecord, training: dict[str, Any] | None
-) -> dict[str, Any]:
-    """run.json: what ran, on what, how long, with which versions."""
-    finished = datetime.now(UTC)
-    return {
-        "format": 1,
-        "command": plan.command,
-        "status": "finished",
-        "started": clock.started.isoformat(timespec="seconds"),
-        "finished": finished.isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "machine": plan.machine,
-        "plan": asdict(plan),
-        "seed": plan.settings.seed,
-        "data": prepared.record,
-        "model": asdict(described),
-        "seconds": {**clock.seconds, "total": round((finished - clock.started).total_seconds(), 2)},
-        "training": training,
-    }
+    place.fetch()
+    export.merge_run(plan, place.run_dir, place.scratch, say)
+    place.publish()
 
 
 if __name__ == "__main__":

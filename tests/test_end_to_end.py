@@ -55,7 +55,7 @@ def test_a_run_leaves_everything(finished: tuple[Path, str]) -> None:
     for name in (
         "run.json", "plan.json", "metrics.json", "predictions-before.jsonl", "predictions-after.jsonl", "report.html",
         "adapter/adapter_model.safetensors", "adapter/adapter_config.json", "adapter/README.md",
-        "adapter/tokenizer.json", "checkpoints/checkpoint-3",
+        "adapter/tokenizer.json", "checkpoints/step-3/COMMITTED",
     ):  # fmt: skip
         assert (out / name).exists(), name
     assert list((out / "logs").glob("events.out.tfevents.*")), "TensorBoard"

@@ -142,7 +142,7 @@ def test_evaluate_leaves_the_runs_own_plan_alone(run: Run, started: list[Any], t
     adapter = tmp_path / "out" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "google/gemma-4-E2B-it"}')
-    (adapter / "adapter_model.safetensors").write_text("")
+    (adapter / "adapter_model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")  # with no tensor in it
     code, out, _ = run("evaluate", "--adapter", "out/adapter", "--split", "train")
     assert code == 0
     plan = Plan.from_json((tmp_path / "out" / "plan-evaluate.json").read_text())

@@ -18,11 +18,12 @@ from finetune import bucket, export
 from finetune.checkpoint import save_adapter
 from finetune.errors import DeliveryError
 from finetune.hardware import Machine
-from finetune.model import add_lora, load_base
+from finetune.model import add_lora
 from finetune.plan import Plan
 from tests import bucket as fake_bucket
 from tests import hub as fake_hub
 from tests.conftest import ROOT
+from tests.loading import base_of
 from tests.test_merge import stir
 from tests.test_train import plan
 
@@ -50,7 +51,7 @@ def make_run(model: Path, run_dir: Path, **changes: Any) -> Plan:
     """A finished run: an adapter that matters, its card, metrics.json, and rows that must not be published."""
     run = plan(model, run_dir, lora_targets="all-linear", task="text-to-sql", **changes)
     run = replace(run, machine={**vars(Machine(cpu_cores=2))}, sources=dict.fromkeys(vars(run.settings), "flag"))
-    net = add_lora(load_base(run, torch.device("cpu")), run.settings)
+    net = add_lora(base_of(run), run.settings)
     stir(net)
     save_adapter(net, run_dir / "adapter")
     for name, text in (("metrics.json", "{}"), ("plan.json", run.to_json()), ("predictions-after.jsonl", "a row")):
@@ -80,7 +81,8 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_bucket.Storage]:
 
 def deliver(run: Plan, **changes: Any) -> str:
     said: list[str] = []
-    export.deliver(replace(run, settings=replace(run.settings, **changes)), run.run_dir, said.append)
+    scratch = run.run_dir.parent / "scratch"
+    export.deliver(replace(run, settings=replace(run.settings, **changes)), run.run_dir, scratch, said.append)
     return "\n".join(said)
 
 
@@ -100,7 +102,7 @@ def test_the_run_says_how_far_the_merged_model_is_from_both(finished: Plan) -> N
 
 def test_an_adapter_that_is_all_zero_is_told_as_such(tiny_model: Path, tmp_path: Path) -> None:
     run = plan(tiny_model, tmp_path / "out")
-    save_adapter(add_lora(load_base(run, torch.device("cpu")), run.settings), run.run_dir / "adapter")
+    save_adapter(add_lora(base_of(run), run.settings), run.run_dir / "adapter")
     said = deliver(run, merge=True)
     assert "warning: the adapter is all zero, so the merged model is the base" in said
 
@@ -120,7 +122,7 @@ def test_a_full_disk_or_memory_is_told_in_a_line(finished: Plan, monkeypatch: py
     what = {"merge": "could not be written: no space", "compare": "was written, but could not be compared: CUDA out"}
     assert f"warning: not merged: {finished.run_dir / 'merged'} {what[step]}" in deliver(finished, merge=True)
     with pytest.raises(DeliveryError, match=what[step]):
-        export.merge_run(replace(finished, command="merge"), print)
+        export.merge_run(replace(finished, command="merge"), finished.run_dir, Path("unused"), print)
 
 
 def test_a_merge_that_is_not_clearly_right_is_told_and_not_published(
@@ -204,11 +206,11 @@ def test_what_the_hub_refuses_is_told_with_commands_that_push_it_again(
 
 
 def test_all_results_are_copied_to_the_bucket(finished: Plan, storage: fake_bucket.Storage) -> None:
-    large = finished.run_dir / "checkpoints" / "checkpoint-3" / "optimizer.pt"
-    large.parent.mkdir(parents=True)
-    large.write_bytes(os.urandom(6 * 2**20))  # a resumable upload
+    (finished.run_dir / "logs").mkdir()
+    (finished.run_dir / "logs" / "large").write_bytes(os.urandom(6 * 2**20))  # a resumable upload
     expected = {f"results/deep/run/{name}": content for name, content in files(finished.run_dir).items()}
-    for name in (".hidden", "half.tmp"):
+    (finished.run_dir / "checkpoints" / "step-3").mkdir(parents=True)
+    for name in (".hidden", "half.tmp", "checkpoints/step-3/optimizer.safetensors"):
         (finished.run_dir / name).write_text("not a result")
     storage.failures = [503, 429]
     said = deliver(finished, gcs_output_path="gs://results/deep/run/")
@@ -238,8 +240,8 @@ def test_a_failed_delivery_is_told_with_how_to_repeat_it(
 
 # arguments, what to do to the run in out/, words that the message has
 MISTAKES: list[tuple[str, Callable[[Path], Any], tuple[str, ...]]] = [
-    ("merge --adapter none", lambda _: None, ("--adapter: none: no such folder", "such as out/adapter")),
-    ("merge --output-dir other", lambda _: None, ("--adapter: other/adapter: no such folder",)),
+    ("merge --adapter none", lambda _: None, ("--adapter: none: nothing is there", "such as out/adapter")),
+    ("merge --output-dir other", lambda _: None, ("--adapter: other/adapter: nothing is there",)),
     ("merge --no-merge", lambda _: None, ("--no-merge: the command is to merge",)),
     ("merge --split train", lambda _: None, ("--split: not a flag of this command", "entrypoint.py evaluate")),
     ("merge --push-to-hub", lambda _: None, ("--push-to-hub: there is no token for the hub",)),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from finetune.facts import Facts, adapter_base, gather
+from finetune.adapter_facts import adapter_base
+from finetune.facts import Facts, gather
 from finetune.settings import DEFAULTS
 
 Write = Callable[[str, Any], Path]
@@ -104,6 +105,20 @@ def broken_index(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text("{}")
 
 
+def short_shard(model: Path) -> None:
+    data = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(data[:-1])
+
+
+def pointer(model: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 62500000000\n"
+    (model / "model.safetensors").write_text(text)
+
+
+def no_shard(model: Path) -> None:
+    (model / "model.safetensors").write_text("<html>")
+
+
 def no_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").unlink()
 
@@ -116,9 +131,12 @@ def no_tokenizer(model: Path) -> None:
         (other_model, "config.json says model_type 'llama'; expected a Gemma 4", "google/gemma-4-31B-it"),
         (broken_config, "config.json cannot be read", "download"),
         (list_config, "config.json says model_type None", "Gemma 4"),
-        (no_weights, "has no *.safetensors", "download"),
-        (lost_shard, "1 weight files are missing, such as model-00002-of-00002.safetensors", "download"),
-        (broken_index, "such as model.safetensors.index.json", "download"),
+        (no_weights, "has no model.safetensors, and no model.safetensors.index.json", "download"),
+        (lost_shard, "1 weight file is missing, such as model-00002-of-00002.safetensors, which", "download"),
+        (broken_index, "model.safetensors.index.json cannot be read", "download"),
+        (short_shard, "model.safetensors is not whole: ", "download"),
+        (pointer, "is a pointer to the weights, not the weights (", "git lfs pull"),
+        (no_shard, "is not a safetensors file", "download"),
         (no_tokenizer, "has no tokenizer (tokenizer.json or tokenizer.model)", "copy"),
     ],
 )
@@ -129,7 +147,7 @@ def test_folders_that_are_no_model(model: Path, break_it: Callable[[Path], None]
     assert hint in found_hint
 
 
-@pytest.mark.parametrize("name", ["no-such-folder", "/no/such/folder", "./models/x", "gs://bucket/model"])
+@pytest.mark.parametrize("name", ["no-such-folder", "/no/such/folder", "./models/x"])
 def test_what_is_neither_a_folder_nor_a_hub_id(name: str) -> None:
     assert "no such folder, and not a hub id either" in only_trouble(look(model_id=name))[0]
 
@@ -235,7 +253,6 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
     assert "is a folder; expected a file" in only_trouble(look(results_file=str(tmp_path)))[0]
     assert "cannot be written to" in only_trouble(look(results_file=str(tmp_path / "file" / "a.json")))[0]
     assert look(output_dir=str(tmp_path / "a" / "b"), results_file=str(tmp_path / "c" / "m.json")).troubles == ()
-    assert look(output_dir="gs://bucket/out").troubles == ()
 
 
 def test_a_tilde_is_written_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -245,23 +262,26 @@ def test_a_tilde_is_written_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_adapters(tmp_path: Path) -> None:
-    assert "no such folder" in only_trouble(look(adapter=tmp_path / "no"))[0]
+    assert "nothing is there" in only_trouble(look(adapter=tmp_path / "no"))[0]
+    (tmp_path / "README.md").touch()
     assert "has no adapter_config.json" in only_trouble(look(adapter=tmp_path))[0]
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b"}')
     assert "has no adapter_model.safetensors" in only_trouble(look(adapter=tmp_path))[0]
-    (tmp_path / "adapter_model.safetensors").write_text("")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\2" + bytes(7) + b"{")
+    assert "adapter_model.safetensors is not a safetensors file" in only_trouble(look(adapter=tmp_path))[0]
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     assert look(adapter=tmp_path).adapter == str(tmp_path)
 
 
 def test_the_base_of_an_adapter(tmp_path: Path) -> None:
     from finetune.embedded import base_dir
 
-    assert adapter_base(tmp_path) is None
+    assert adapter_base(str(tmp_path)) is None
     for base, told in (("a/b", "a/b"), (str(base_dir()), "embedded"), ("", None)):
         (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
-        assert adapter_base(tmp_path) == told
+        assert adapter_base(str(tmp_path)) == told
     (tmp_path / "adapter_config.json").write_text("[]")
-    assert adapter_base(tmp_path) is None
+    assert adapter_base(str(tmp_path)) is None
 
 
 def test_the_hub_token_is_noticed_and_not_kept(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from finetune import data, evaluate, train
 from finetune.checkpoint import ADAPTER_FILE, save_adapter
 from finetune.merge import merge
 from finetune.merge_check import compare
-from finetune.model import add_lora, describe, load_adapter, load_base
+from finetune.model import add_lora, describe, load_adapter
 from finetune.plan import Plan
 from finetune.reader import load_reader
 from finetune.shapes import TEXT_LAYER_CLASS, adapter_size
 from finetune.tasks import TASKS
 from tests.family import MEMBERS, make_member
+from tests.loading import base_of, trainer_of
 from tests.test_fsdp2 import MACHINE, results, start, two_ranks
 from tests.test_fsdp2 import adapter as saved_adapter
 from tests.test_train import assert_same_gradients, photos, plan, trained
@@ -63,7 +64,7 @@ def test_gradients_are_those_of_the_loss(member: Path, tmp_path: Path, photos: P
     run = job(member, tmp_path, photos, "pets", train_size=2)
     inputs = load_reader(run.settings, images=True)
     prepared = data.prepare(TASKS["pets"], run.settings, inputs, train=True)
-    net = add_lora(load_base(run, CPU), run.settings).train()
+    net = add_lora(base_of(run), run.settings).train()
     net.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     torch.manual_seed(3)
     adapted = {name: value for name, value in net.named_parameters() if value.requires_grad}
@@ -94,7 +95,7 @@ def test_gradients_are_those_of_the_loss(member: Path, tmp_path: Path, photos: P
 @pytest.mark.parametrize("targets", ["text", "all-linear"])
 def test_the_plan_counts_what_is_adapted(member: Path, tmp_path: Path, photos: Path, targets: str) -> None:
     run = job(member, tmp_path, photos, "pets", lora_targets=targets)
-    found = describe(add_lora(load_base(run, CPU), run.settings))
+    found = describe(add_lora(base_of(run), run.settings))
     planned = adapter_size(json.loads((member / "config.json").read_text()), targets, 4)
     assert {part: count for part, count in found.adapted_by_part.items() if count} == planned.modules
     assert found.trainable == planned.total_parameters
@@ -110,8 +111,8 @@ def test_nf4_leaves_the_rest_in_bf16_and_the_adapter_in_fp32(
     run = replace(run, launch=replace(run.launch, bf16=True))
     inputs = load_reader(run.settings, TASKS[task].IMAGES, bf16=True)
     prepared = data.prepare(TASKS[task], run.settings, inputs, train=True)
-    net = add_lora(load_base(run, CPU), run.settings)
-    trainer, _ = train.build(run, net, inputs, prepared)
+    net = add_lora(base_of(run), run.settings)
+    trainer, _ = trainer_of(run, net, inputs, prepared)
     kinds = {str(value.dtype) for name, value in trainer.model.named_parameters() if "lora_" not in name}
     adapters = {str(value.dtype) for name, value in trainer.model.named_parameters() if "lora_" in name}
     assert (kinds, adapters) == ({"torch.uint8", "torch.bfloat16"}, {"torch.float32"})
@@ -123,7 +124,7 @@ def test_nf4_leaves_the_rest_in_bf16_and_the_adapter_in_fp32(
         assert any("experts" in name for name in plain), "fused experts are no Linear: NF4 does not reach them"
     save_adapter(trainer.model, tmp_path / "adapter")
     assert {str(value.dtype) for value in load_file(tmp_path / "adapter" / ADAPTER_FILE).values()} == {"torch.float32"}
-    loaded = load_adapter(load_base(run, CPU), str(tmp_path / "adapter"))
+    loaded = load_adapter(base_of(run), str(tmp_path / "adapter"))
     assert {str(value.dtype) for name, value in loaded.named_parameters() if "lora_" in name} == {"torch.float32"}
 
 
@@ -132,7 +133,7 @@ def test_answers_survive_saving_and_the_merge(member: Path, tmp_path: Path, phot
     run = job(member, tmp_path, photos, task, eval_size=4)
     inputs = load_reader(run.settings, TASKS[task].IMAGES)
     prepared = data.prepare(TASKS[task], run.settings, inputs, train=False)
-    net = add_lora(load_base(run, CPU), run.settings)
+    net = add_lora(base_of(run), run.settings)
     torch.manual_seed(1)
     for name, value in net.named_parameters():
         if "lora_B" in name:
@@ -143,12 +144,12 @@ def test_answers_survive_saving_and_the_merge(member: Path, tmp_path: Path, phot
         return evaluate.generate(model, inputs, prepared.prompts, batch_size=3, max_new_tokens=6, label="x")
 
     expected = answers(net)
-    assert answers(load_adapter(load_base(run, CPU), str(tmp_path / "adapter"))) == expected
+    assert answers(load_adapter(base_of(run), str(tmp_path / "adapter"))) == expected
     merged = merge(member, tmp_path / "adapter", tmp_path / "merged")
     assert merged.weights == describe(net).adapted_modules
     assert compare(member, tmp_path / "adapter", tmp_path / "merged").is_right
     whole = replace(run, settings=replace(run.settings, model_id=str(merged.folder)))
-    assert answers(load_base(whole, CPU)) == expected
+    assert answers(base_of(whole)) == expected
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from finetune import evaluate, train
 from finetune.chat import END_OF_TURN, render
 from finetune.data import IGNORED, Prompts
 from finetune.encode import Encoded, take
-from finetune.model import load_base
 from finetune.pictures import FilePicture, as_seen
 from finetune.reader import Reader
 from finetune.selection import SplitCounts
 from finetune.tasks.base import Example, Message
+from tests.loading import base_of
 from tests.test_train import plan
 
 SHAPES = [(500, 375), (100, 400), (64, 64), (700, 90)]
@@ -166,7 +166,7 @@ def test_a_bf16_model_looks_at_images_in_bf16(
     """NF4 layers give back the dtype they are given: fp32 pixels would make the whole vision tower run in fp32."""
     run = plan(tiny_model, tmp_path, quantization=quantization)
     run = replace(run, launch=replace(run.launch, bf16=True))
-    model = load_base(run, torch.device("cpu")).eval()
+    model = base_of(run).eval()
     seen: list[torch.dtype] = []
     for layer in model.model.vision_tower.encoder.layers:
         layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))

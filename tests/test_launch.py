@@ -182,13 +182,12 @@ WANTED = {
 }
 
 WORKER = """
-import pathlib, signal, sys, time
-def stop(*_):
-    print("worker saves", flush=True)
-    time.sleep(0.3)
-    sys.exit(7)
-signal.signal(signal.SIGTERM, stop)
+import os, signal, sys, time
+from finetune.stopping import Stop
 if sys.argv[1] == "wait":
+    stop = Stop(60)
+    stop.flush = lambda: print("worker saves", flush=True) or time.sleep(0.3)
+    stop.listen()
     print("worker ready", flush=True)
     time.sleep(60)
 sys.exit(int(sys.argv[1]))
@@ -208,14 +207,15 @@ def launch(script: Path, argument: str, how: tuple[str, int] = ONE, code: str = 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [(ONE, 7), (TWO, 128 + signal.SIGTERM)], ids=["one process", "two"])
-def test_sigterm_reaches_the_workers(tmp_path: Path, how: tuple[str, int], code: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [ONE, TWO], ids=["one process", "two"])
+def test_a_signal_reaches_the_workers(tmp_path: Path, how: tuple[str, int], number: int) -> None:
     process = launch(tmp_path / "worker.py", "wait", how)
     ready = [process.stdout.readline() for _ in range(how[1])]
     assert ready == ["worker ready\n"] * how[1]
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (code, "worker saves\n" * how[1])
+    assert (process.returncode, out) == (75, "worker saves\n" * how[1])
     assert "Traceback" not in err
 
 
@@ -251,5 +251,5 @@ def test_a_signal_before_there_is_a_worker_ends_the_launcher_at_once(tmp_path: P
     since = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 75
     assert time.monotonic() - since < 20

@@ -20,8 +20,11 @@ from finetune.checkpoint import save_adapter
 from finetune.embedded.tiny import make_tiny
 from finetune.errors import ModelError, UsageError
 from finetune.lora import read_adapter
-from finetune.merge import base_folder, is_finished, merge, read_shard
-from finetune.model import add_lora, load_base
+from finetune.merge import base_folder, is_finished, merge
+from finetune.model import add_lora
+from finetune.shards import read_shard
+from finetune.storage import LocalFolder
+from tests.loading import base_of
 from tests.test_train import plan
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -38,7 +41,7 @@ def stir(net: Any, std: float = 0.2) -> None:
 def make_adapter(base: Path, folder: Path, **settings: Any) -> Path:
     """An adapter as a run leaves it."""
     asked = plan(base, folder, lora_r=4, lora_alpha=8, **settings)
-    net = add_lora(load_base(asked, torch.device("cpu")), asked.settings)
+    net = add_lora(base_of(asked), asked.settings)
     stir(net)
     save_adapter(net, folder / "adapter")
     return folder / "adapter"
@@ -107,7 +110,7 @@ def test_all_but_the_adapted_weights_is_the_bases(
     assert len(shards) == (1 if kind == "tiny_model" else 3)
     changed = 0
     for path in shards:
-        ours, theirs = read_shard(merged / path.name), read_shard(path)
+        ours, theirs = (read_shard(LocalFolder(of), path.name, path.stat().st_size) for of in (merged, base))
         assert ours.header == theirs.header, "keys, shapes, dtypes, places and metadata"
         now, before = load_file(merged / path.name), load_file(path)
         changed += sum(not torch.equal(now[name], before[name]) for name in before)
@@ -192,7 +195,7 @@ SPOILED: list[tuple[str, Callable[[Path, Path], Any], str]] = [
     ("no matrix", lambda _, adapter: rename(adapter, "lora_A.weight", "lora_embedding_A"), "no LoRA matrix"),
     ("another layer", lambda _, adapter: rename(adapter, "layers.0.mlp", "layers.9.mlp"), r"no weight for .*layers\.9"),
     ("quantized", lambda base, _: set_in(base / "config.json", quantization_config={"bits": 4}), "is quantized"),
-    ("no weights", lambda base, _: (base / "model.safetensors").unlink(), "has no model.safetensors and no"),
+    ("no weights", lambda base, _: (base / "model.safetensors").unlink(), "has no model.safetensors, and no"),
     ("half the weights", lambda base, _: cut(base / "model.safetensors", 5000), "is not whole"),
     ("half a header", lambda base, _: cut(base / "model.safetensors", 100), "is not a safetensors file"),
 ]
@@ -304,6 +307,6 @@ def test_a_hub_model_is_taken_from_the_cache_at_the_revision_that_is_there(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(revision)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert base_folder("google/gemma-4-tiny") == snapshot
+    assert base_folder("google/gemma-4-tiny", tmp_path) == snapshot
     with pytest.raises(ModelError, match="--model-id google/gemma-4-other: cannot be loaded"):
-        base_folder("google/gemma-4-other")
+        base_folder("google/gemma-4-other", tmp_path)

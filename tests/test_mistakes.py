@@ -42,7 +42,7 @@ MISTAKES: list[tuple[str, Mapping[str, str], str, tuple[str, ...]]] = [
     ("--config --merge", {}, "", ("--config: needs a value, found the flag --merge",)),
     ("evaluate --adapter", {}, "", ("--adapter: needs a value",)),
     ("evaluate --split tst", {}, "", ("--split: 'tst' is not known; expected test or train", "--split test")),
-    ("evaluate --adapter nowhere", {}, "", ("--adapter: nowhere: no such folder",)),
+    ("evaluate --adapter nowhere", {}, "", ("--adapter: nowhere: nothing is there",)),
     ("evaluate --eval-size 0", {}, "", ("--eval-size: 0 rows leave nothing to evaluate",)),
     ("rn", {}, "", ("rn: no such command", "did you mean run?")),
     ("rows.jsonl", {}, "", ("rows.jsonl: no such command", "run, plan, evaluate, merge and stage")),

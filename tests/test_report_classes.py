@@ -74,7 +74,7 @@ def test_what_was_not_measured_is_not_drawn(tmp_path: Path, sides: tuple[str, ..
     text = page(run_dir)
     Page(text)
     assert ('id="classes"' in text) is bool(sides)
-    assert report_text.markdown_summary(run_dir)
+    assert report_text.markdown_summary(run_dir, "out")
 
 
 def test_a_missing_thumbnail_leaves_its_place_empty(tmp_path: Path) -> None:
@@ -116,6 +116,6 @@ def test_the_card_asks_with_the_real_prompt_and_a_picture(tmp_path: Path) -> Non
 
 
 def test_the_summary_names_the_weakest_classes(tmp_path: Path) -> None:
-    summary = report_text.markdown_summary(make_pets_run(tmp_path, classes=37, each=4))
+    summary = report_text.markdown_summary(make_pets_run(tmp_path, classes=37, each=4), "out")
     assert "| Macro-F1 " in summary and "Weakest of 37 classes (F1):" in summary
     assert "unscorable" not in summary

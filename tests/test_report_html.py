@@ -107,7 +107,7 @@ def test_page_and_summary_of_what_was_measured(tmp_path: Path, sides: tuple[str,
     assert ("Not measured" in text) == (not sides)
     assert "points</small>" not in text
     assert "The run ended before a measurement" in text or sides
-    assert ("Not measured" in report_text.markdown_summary(run_dir)) == (not sides)
+    assert ("Not measured" in report_text.markdown_summary(run_dir, "out")) == (not sides)
 
 
 def test_page_of_an_evaluation_or_of_a_run_too_short_to_log(tmp_path: Path) -> None:

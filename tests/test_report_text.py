@@ -50,12 +50,12 @@ def test_card_names_no_folder_and_shows_no_row(tmp_path: Path, model: str) -> No
 def test_summary_is_an_aligned_table_and_says_where_things_are(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     report_html.write_html(run_dir)
-    summary = report_text.markdown_summary(run_dir)
+    summary = report_text.markdown_summary(run_dir, "out")
     table = [line for line in summary.splitlines() if line.startswith("|")]
     assert len(table) == 5 and len({len(line) for line in table}) == 1
     assert "200 rows of the test split, 8 of them unscorable" in summary
     assert "train 1 min 10 s" in summary
-    assert str(run_dir / "report.html") in summary and "adapter" not in summary.splitlines()[-1]
+    assert "out/report.html" in summary and "adapter" not in summary.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

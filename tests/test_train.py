@@ -13,11 +13,13 @@ from transformers import TrainerCallback
 from finetune import data, train
 from finetune.data import IGNORED
 from finetune.errors import TrainingError
-from finetune.model import add_lora, load_base
+from finetune.model import add_lora
+from finetune.order import FILLER, EpochOrder, with_fillers
 from finetune.plan import Launch, Plan
 from finetune.reader import load_reader
 from finetune.settings import Settings
 from finetune.tasks import TASKS
+from tests.loading import base_of, trainer_of
 
 ONE_CPU = Launch(accel_config="cpu.yaml", num_processes=1, fsdp=False, use_cpu=True, bf16=False)
 
@@ -56,8 +58,8 @@ def trained(plan: Plan) -> tuple[list[dict[str, torch.Tensor]], train.ProgressLi
     task = TASKS[plan.settings.task]
     reader = load_reader(plan.settings, task.IMAGES)
     prepared = data.prepare(task, plan.settings, reader, train=True)
-    model = add_lora(load_base(plan, torch.device("cpu")), plan.settings)
-    trainer, progress = train.build(plan, model, reader, prepared)
+    model = add_lora(base_of(plan), plan.settings)
+    trainer, progress = trainer_of(plan, model, reader, prepared)
     gradients = Gradients()
     trainer.add_callback(gradients)
     trainer.train()
@@ -135,7 +137,7 @@ def rows(*lengths: int) -> Dataset:
 
 @pytest.mark.parametrize("lengths", [None, [9, 1, 5, 3, 7, 2, 8, 6, 4, 10]])
 def test_every_epoch_holds_every_row_once_fillers_last(lengths: list[int] | None) -> None:
-    order = train.EpochOrder(10, 2, step_rows=4, seed=1, lengths=lengths)
+    order = EpochOrder(10, 2, step_rows=4, seed=1, lengths=lengths)
     epochs = []
     for epoch in (0, 1, 0):
         order.set_epoch(epoch)
@@ -148,7 +150,7 @@ def test_every_epoch_holds_every_row_once_fillers_last(lengths: list[int] | None
 @pytest.mark.parametrize("count", [3, 4, 64, 67])
 def test_steps_are_alike_in_length_but_come_in_no_order_of_length(count: int) -> None:
     lengths = [10 + 7 * index % 101 for index in range(count)]
-    order = list(train.EpochOrder(count, 0, step_rows=4, seed=1, lengths=lengths))
+    order = list(EpochOrder(count, 0, step_rows=4, seed=1, lengths=lengths))
     assert sorted(order) == list(range(count))
     longest = [max(lengths[index] for index in order[start : start + 4]) for start in range(0, count, 4)]
     assert longest[0] == max(lengths)
@@ -162,21 +164,21 @@ def test_steps_are_alike_in_length_but_come_in_no_order_of_length(count: int) ->
 
 @pytest.mark.parametrize(("count", "multiple", "expected"), [(5, 4, 8), (8, 4, 8), (1, 16, 16), (3, 1, 3)])
 def test_fillers_make_whole_micro_batches_and_carry_no_labels(count: int, multiple: int, expected: int) -> None:
-    filled = train.with_fillers(rows(*range(4, 4 + count)), multiple)
+    filled = with_fillers(rows(*range(4, 4 + count)), multiple)
     assert len(filled) == expected
     for row in filled.to_list()[count:]:
-        assert row["row"] == train.FILLER and set(row["labels"]) == {IGNORED}
+        assert row["row"] == FILLER and set(row["labels"]) == {IGNORED}
 
 
 def test_a_loss_that_is_no_number_names_the_rows(tiny_model: Path, tmp_path: Path) -> None:
     bad = plan(tiny_model, tmp_path, per_device_train_batch_size=4)
     reader = load_reader(bad.settings, images=False)
     prepared = data.prepare(TASKS["text-to-sql"], bad.settings, reader, train=True)
-    model = add_lora(load_base(bad, torch.device("cpu")), bad.settings)
+    model = add_lora(base_of(bad), bad.settings)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.fill_(float("nan"))
-    trainer, _ = train.build(bad, model, reader, prepared)
+    trainer, _ = trainer_of(bad, model, reader, prepared)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 1; the batch held rows \d+, \d+, \d+, \d+\n"):
         trainer.train()
 

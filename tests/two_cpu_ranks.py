@@ -29,12 +29,17 @@ def _fully_shard(module: Any, **kwargs: Any) -> Any:
     return fully_shard(module, **kwargs)
 
 
-if __name__ == "__main__":
+def patch() -> None:
+    """Before anything else is done in the process."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState._prepare_backend = _prepare_backend
         PartialState.set_device = _set_device
         transformers.training_args.is_torch_bf16_gpu_available = lambda: True
         torch.distributed.fsdp.fully_shard = _fully_shard
+
+
+if __name__ == "__main__":
+    patch()
     from finetune.worker import main
 
     sys.exit(main(sys.argv[1]))

@@ -8,12 +8,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-from finetune import data, train
-from finetune.model import add_lora, load_base
+from finetune import data
+from finetune.model import add_lora
 from finetune.reader import load_reader
 from finetune.tasks import TASKS
+from tests.loading import base_of, trainer_of
 from tests.test_train import plan
 
 
@@ -25,7 +24,7 @@ def measure(dataset: str, batching: str, folder: Path) -> tuple[float, float]:
     )  # fmt: skip
     reader = load_reader(run.settings, images=False)
     prepared = data.prepare(TASKS["text-to-sql"], run.settings, reader, train=True)
-    trainer, _ = train.build(run, add_lora(load_base(run, torch.device("cpu")), run.settings), reader, prepared)
+    trainer, _ = trainer_of(run, add_lora(base_of(run), run.settings), reader, prepared)
     lengths = [len(trainer.train_dataset[index]["input_ids"]) for index in trainer.order]
     padded = sum(
         max(lengths[start : start + 8]) * len(lengths[start : start + 8]) for start in range(0, len(lengths), 8)

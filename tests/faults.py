@@ -1,0 +1,297 @@
+"""Runs that are cut short at a given point, and started again: `python -m tests.faults` does all of them (a table).
+
+A point is a function of the product; the run is killed (SIGKILL) or told to stop (SIGTERM) as it is called for the
+n-th time, or half-way through writing a file. The same plan is then started again, to its end. What is left must be
+what a run leaves that nobody cut short: the adapter byte for byte, and metrics.json.
+"""
+
+import argparse
+import contextlib
+import importlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from finetune import launch
+from finetune.earlier import decide, look
+from finetune.plan import Launch, Plan
+from finetune.settings import Settings
+
+SIGNALS = ("KILL", "TERM")
+KINDS = ("fp32", "nf4", "two ranks")
+STORES = ("disk", "mount", "bucket")
+POINTS: dict[str, tuple[str, str, int]] = {
+    "loading": ("finetune.model", "add_lora", 0),
+    "before": ("finetune.evaluate", "_answer", 1),
+    "first step": ("finetune.train", "Trainer.training_step", 2),
+    "fifth step": ("finetune.train", "Trainer.training_step", 16),
+    "between files": ("finetune.storage", "LocalFolder.put", 5),
+    "upload": ("finetune.gcs", "BucketFolder.put", 5),
+    "pruning": ("finetune.commits", "remove", 4),
+    "saving": ("finetune.checkpoint", "place_adapter", 0),
+    "after": ("finetune.evaluate", "_answer", 6),
+    "report": ("finetune.report_html", "write_html", 0),
+    "delivery": ("finetune.export", "deliver", 0),
+}
+"""Name -> a function, and the call of it that is cut short (0: the first)."""
+AMONG_TWO = {"fifth step": 8, "after": 3}
+"""On each of two ranks there are fewer calls."""
+FILES = ("adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "state.json", "answers.json")
+"""Files of checkpoints, in each of which the writing is cut short half-way; and so it is in the marker."""
+MARKER = "COMMITTED"
+WRITING = "writing "
+NOT_THERE = {"upload": ("disk", "mount"), "between files": ("bucket",)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run to cut short: where, by which signal, of what kind, with its results kept where."""
+
+    point: str
+    signal: str
+    kind: str
+    store: str
+
+
+def all_cases() -> list[Case]:
+    """Every point x signal x kind x store that there is."""
+    points = [*POINTS, *(f"{WRITING}{name}" for name in (*FILES, MARKER))]
+    found = itertools.starmap(Case, itertools.product(points, SIGNALS, KINDS, STORES))
+    return [case for case in found if case.store not in NOT_THERE.get(case.point, ())]
+
+
+def plan_of(kind: str, place: str, folder: Path, **changes: Any) -> Plan:
+    """A run of two epochs over a few rows, with a checkpoint every second step."""
+    settings = Settings(
+        model_id="embedded", dataset="embedded", train_size=21, eval_size=8, eval_batch_size=2, max_new_tokens=8,
+        lora_dropout=0.1, learning_rate=1e-3, num_train_epochs=2, per_device_train_batch_size=2, logging_steps=3,
+        gradient_accumulation_steps=4, save_steps=2, save_total_limit=1, output_dir=place, grace_seconds=60,
+        quantization="nf4" if kind == "nf4" else "none",
+    )  # fmt: skip
+    shape = Launch("cpu.yaml", 1, fsdp=False, use_cpu=True, bf16=False)
+    if kind == "two ranks":
+        from tests.test_fsdp2 import two_ranks
+
+        shape = two_ranks(folder)
+        settings = replace(settings, gradient_accumulation_steps=2)
+    machine = {"gpus": [], "driver": None, "cpu_cores": 2, "ram_gib": None, "note": ""}
+    plan = Plan("run", replace(settings, **changes), {}, kind, "a test", shape, machine)
+    return replace(plan, start=decide(plan, look(place)).start)
+
+
+def run(plan: Plan, folder: Path, fault: str = "") -> tuple[int, str]:
+    """Do what a plan says, with a fault in it (POINT:SIGNAL). Its exit code and its log."""
+    if plan.start == "nothing":
+        return 0, "nothing to do"
+    path = folder / "plan.json"
+    path.write_text(plan.to_json())
+    return (_launch if plan.launch.num_processes > 1 else _fork)(path, folder / "log", fault)
+
+
+def _fork(plan: Path, log: Path, fault: str) -> tuple[int, str]:
+    """In a copy of this process, which has everything imported already: seconds less a run."""
+    import finetune.worker
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(handle, 1)
+            os.dup2(handle, 2)
+            inject(fault)
+            code = finetune.worker.main(str(plan))
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), log.read_text()
+
+
+def _launch(plan: Path, log: Path, fault: str) -> tuple[int, str]:
+    """By accelerate launch, on two ranks of FSDP2. A killed rank's launcher ends the other."""
+    known = Plan.from_json(plan.read_text())
+    argv = ["tests.faults" if word == launch.WORKER else word for word in launch.command(known, plan)]
+    environment = {**launch.environment(known, os.environ), "FAULT": fault}
+    with log.open("w") as file:
+        done = subprocess.run(argv, env=environment, stdout=file, stderr=file, timeout=300, check=False)
+    return done.returncode, log.read_text()
+
+
+def inject(fault: str) -> None:
+    """Make this process end, or be told to, at a point. On the first rank, where files are written."""
+    point, _, name = fault.partition(":")
+    if not fault or os.environ.get("RANK", "0") != "0":
+        return
+
+    def hit() -> None:
+        to = os.getpid() if name == "KILL" or "RANK" not in os.environ else os.getppid()
+        os.kill(to, signal.Signals[f"SIG{name}"])
+        time.sleep(0.2)  # the signal's thread comes first
+
+    if point.startswith(WRITING):
+        _cut_writing(point.removeprefix(WRITING), hit)
+        return
+    where, function, at = POINTS[point]
+    at = AMONG_TWO.get(point, at) if "RANK" in os.environ else at
+    owner: Any = importlib.import_module(where)
+    *path, last = function.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, last, _counted(getattr(owner, last), at, hit))
+
+
+def _counted(original: Callable[..., Any], at: int, hit: Callable[[], None]) -> Callable[..., Any]:
+    calls = itertools.count()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == at:
+            hit()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _cut_writing(name: str, hit: Callable[[], None]) -> None:
+    """Cut the second file of that name short (the first of those that come once): half of it is written. In a bucket
+    an object is there whole or not at all."""
+    from finetune import gcs, storage
+
+    original, calls = storage._write_all, itertools.count()
+    wanted = 0 if name == "answers.json" else 1
+
+    def write(file: Any, chunk: bytes) -> None:
+        if str(file.name).endswith(f"/{name}") and "keeping" not in str(file.name) and next(calls) == wanted:
+            original(file, chunk[: len(chunk) // 2])
+            hit()
+            original(file, chunk[len(chunk) // 2 :])
+        else:
+            original(file, chunk)
+
+    storage._write_all = write
+    for method in ("put", "write"):
+        setattr(gcs.BucketFolder, method, _named(getattr(gcs.BucketFolder, method), name, calls, wanted, hit))
+
+
+def _named(
+    original: Callable[..., Any], name: str, calls: "itertools.count[int]", wanted: int, hit: Callable[[], None]
+) -> Callable[..., Any]:
+    def call(self: Any, path: str, content: Any) -> Any:
+        if path.endswith(f"/{name}") and next(calls) == wanted:
+            hit()
+        return original(self, path, content)
+
+    return call
+
+
+@contextmanager
+def store(kind: str, folder: Path) -> Iterator[str]:
+    """A place for results, for as long as the block lasts."""
+    if kind == "disk":
+        yield str(folder / "out")
+    elif kind == "mount":
+        from tests.fuse_mount import mounted
+
+        (folder / "bucket").mkdir()
+        with mounted(folder / "bucket", folder / "mnt"):
+            yield str(folder / "mnt" / "out")
+    else:
+        from tests import bucket, cloud_storage
+
+        with cloud_storage.serve("runs") as (url, _):
+            os.environ.update(bucket.environment(url))
+            yield f"gs://runs/{folder.name}/out"
+
+
+def results(place: str) -> dict[str, bytes]:
+    """What has to be equal."""
+    from finetune.storage import open_folder
+
+    return {name: open_folder(place).read(name) for name in ("adapter/adapter_model.safetensors", "metrics.json")}
+
+
+def check(case: Case, expected: dict[str, bytes], folder: Path) -> tuple[str, float]:
+    """Cut a run short and start it again. What is wrong ("" if nothing is), and the seconds that both took."""
+    since = time.monotonic()
+    with store(case.store, folder) as place:
+        code, log = run(plan_of(case.kind, place, folder), folder, f"{case.point}:{case.signal}")
+        if code not in {"KILL": (-signal.SIGKILL, 128 + signal.SIGKILL), "TERM": (75,)}[case.signal]:
+            return f"exit code {code}: {log[-1500:]}", 0.0
+        code, log = run(plan_of(case.kind, place, folder), folder)
+        if code:
+            return f"started again: exit code {code}: {log[-1500:]}", 0.0
+        took = time.monotonic() - since
+        if plan_of(case.kind, place, folder).start != "nothing":
+            return "not finished", took
+        found = results(place)
+    different = [name for name in expected if found[name] != expected[name]]
+    return f"different: {', '.join(different)}" if different else "", took
+
+
+def whole(kind: str, folder: Path) -> tuple[dict[str, bytes], float]:
+    """What a run leaves that nobody cuts short, and its seconds."""
+    since = time.monotonic()
+    code, log = run(plan_of(kind, str(folder / "whole"), folder), folder)
+    assert code == 0, log
+    return results(str(folder / "whole")), time.monotonic() - since
+
+
+def sweep(cases: Sequence[Case]) -> int:
+    """All cases, and a line a case. The number that went wrong."""
+    wrong, known = 0, {}
+    print(f"{'stage':<34}{'signal':<8}{'run':<11}{'storage':<9}{'equal':<7}seconds more than uninterrupted")
+    with tempfile.TemporaryDirectory() as top:
+        for number, case in enumerate(cases):
+            if case.kind not in known:
+                known[case.kind] = whole(case.kind, Path(tempfile.mkdtemp(dir=top)))
+            expected, seconds = known[case.kind]
+            folder = Path(top, str(number))
+            folder.mkdir()
+            problem, took = check(case, expected, folder)
+            wrong += bool(problem)
+            equal = "NO" if problem else "yes"
+            line = f"{case.point:<34}{case.signal:<8}{case.kind:<11}{case.store:<9}{equal:<7}{took - seconds:5.1f}"
+            print(f"{line}  {problem}", flush=True)
+    print(f"{len(cases)} cases, {wrong} wrong")
+    return wrong
+
+
+def main() -> int:
+    """As a worker, one rank with a fault in it; else the sweep."""
+    if len(sys.argv) == 2 and sys.argv[1].endswith("plan.json"):
+        from tests import two_cpu_ranks
+
+        two_cpu_ranks.patch()
+        inject(os.environ["FAULT"])
+        from finetune.worker import main
+
+        return main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, known in (("kind", KINDS), ("store", STORES), ("signal", SIGNALS)):
+        parser.add_argument(f"--{name}", choices=known, action="append")
+    parser.add_argument("--point", action="append")
+    parser.add_argument("--part", default="1/1", help="of how many, to share the work out: 2/4")
+    asked = parser.parse_args()
+    cases = [
+        case
+        for case in all_cases()
+        if all(not wanted or getattr(case, name) in wanted for name, wanted in vars(asked).items() if name != "part")
+    ]
+    part, parts = map(int, asked.part.split("/"))
+    with contextlib.suppress(KeyboardInterrupt):
+        return min(1, sweep(cases[part - 1 :: parts]))
+    return 1
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.exit(main())
