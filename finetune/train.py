@@ -108,12 +108,14 @@ class Trainer(SFTTrainer):
             self._total_train_tokens = recalled.state["tokens"]
         self.train(str(folder) if folder else None)
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """A checkpoint of the last step leaves nothing to do, and the Trainer would do a step more."""
-        if self.state.global_step >= self.state.max_steps:
+    def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
+        # Accelerate and the Trainer tell it to the sampler themselves, but not to one of several ranks that begins in
+        # the middle of an epoch: it would go on in the order of the first.
+        self.order.set_epoch(epoch)
+        if self.state.global_step >= self.state.max_steps:  # a checkpoint of the last step, and nothing left to do
             self.control.should_training_stop = True
         else:
-            super()._run_epoch(*args, **kwargs)
+            super()._run_epoch(*args, epoch=epoch, **kwargs)
 
     # The Trainer writes into place, pickles, and has every rank read every file.
 

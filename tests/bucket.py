@@ -4,11 +4,15 @@ Used through STORAGE_EMULATOR_HOST. gcsfs must not look for other kinds of bucke
 server: `environment` says so.
 """
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import google_crc32c
 
 from tests.loopback import Handler, served
 
@@ -86,7 +90,13 @@ class Storage:
 def metadata(key: str, content: bytes) -> dict[str, Any]:
     bucket, _, name = key.partition("/")
     made = "2026-01-01T00:00:00.000Z"
-    return {"bucket": bucket, "name": name, "size": str(len(content)), "timeCreated": made, "updated": made}
+    sums = {"crc32c": checksum(content), "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode()}
+    return {"bucket": bucket, "name": name, "size": str(len(content)), "timeCreated": made, "updated": made, **sums}
+
+
+def checksum(content: bytes) -> str:
+    """As Cloud Storage writes it."""
+    return base64.b64encode(google_crc32c.Checksum(content).digest()).decode()
 
 
 def _handler(storage: Storage) -> type[Handler]:

@@ -128,7 +128,7 @@ def serve(source: str, mount: str, log: str) -> None:
             found = os.statvfs(self.place(path))
             return {name: getattr(found, name) for name in dir(found) if name.startswith("f_") and name != "f_fsid"}
 
-    mfusepy.FUSE(Bucket(), mount, foreground=True, nothreads=False)
+    mfusepy.FUSE(Bucket(), mount, foreground=True, nothreads=True)
 
 
 if __name__ == "__main__":
