@@ -81,7 +81,7 @@ AFTER = (
     "finetune.report_text",
     "finetune.report_html",
     "finetune.workplace",
-    "finetune.stages",
+    "finetune.run_stages",
     "finetune.worker",
 )
 """Right of it: what runs in the processes that accelerate starts."""
