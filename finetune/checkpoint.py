@@ -90,6 +90,7 @@ def write_state(trainer: Any, folder: Path | None, further: Mapping[str, Any]) -
     randoms = gather_object([_random_state()])
     losses = gather_object([trainer._tr_loss.item()])
     if folder:
+        (folder / "README.md").unlink(missing_ok=True)  # an empty form that PEFT leaves
         save_file(moments, str(folder / OPTIMIZER_FILE))
         schedule = trainer.lr_scheduler.state_dict()
         groups = [{key: v for key, v in group.items() if key != "params"} for group in optimizer.param_groups]

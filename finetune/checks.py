@@ -15,6 +15,7 @@ from finetune.hardware import Machine
 from finetune.nodes import COUNT, find_missing
 from finetune.request import Request
 from finetune.settings import Trouble
+from finetune.storage import is_url
 from finetune.tasks import TASKS
 
 HUB_REPO = re.compile(r"([\w.-]+/)?[\w.-]+")
@@ -127,7 +128,7 @@ def find_stage_problems(
         problems.append(UsageError(f"--model-id: {model_id!r} is no hub id", hint))
     if not to:
         problems.append(UsageError("--to: where to?", "write --to gs://BUCKET/PATH, or --to FOLDER"))
-    elif "://" in to and not IN_BUCKET.fullmatch(to):
+    elif is_url(to) and not IN_BUCKET.fullmatch(to):
         problems.append(UsageError(f"--to: {to!r} is not a path in a bucket", "write gs://BUCKET/PATH, or a folder"))
     elif trouble:
         problems.append(UsageError(f"--to: {trouble.message}", trouble.hint))

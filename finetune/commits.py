@@ -54,8 +54,13 @@ class Found:
 
 
 def write(folder: Folder, source: Path, kind: str, number: int, about: Mapping[str, Any]) -> Commit:
-    """Copy the files in `source` to KIND-NUMBER, then its marker. One of that name stops to count at once."""
+    """Copy the files in `source` to KIND-NUMBER, then its marker. One of that name stops to count at once.
+
+    Raises StorageError, and ValueError if there is no file.
+    """
     paths = sorted(path for path in source.iterdir() if path.is_file())
+    if not paths:
+        raise ValueError(f"{source} is empty")
     files = {path.name: File(path.stat().st_size, _digest(path)) for path in paths}
     commit = Commit(kind, number, files, about)
     folder.delete(f"{commit.name}/{MARKER}")

@@ -64,6 +64,9 @@ def prepare(
                 f"--dataset {selected.source}: no row is left to train on: {counts.reasons() or 'it is empty'}",
                 f"expected rows with the columns {', '.join(task.COLUMNS)}; raise --max-length if they are too long",
             )
+        wanted = settings.train_size or task.SOURCE.train_size
+        if len(selected.train) < wanted:
+            selected.notes.append(f"{wanted} training rows wanted, {len(selected.train)} there: all are used")
         if task.STRATIFIED:
             missing = missing_classes(selected.survey, {row.example.answer for row in rows})
             selected.notes.extend([missing] if missing else [])

@@ -21,8 +21,9 @@ def describe(plan: Plan, plan_path: str = "plan.json", nodes: Nodes = ALONE) -> 
     lines = [f"gemma4-finetune: {TITLES.get(plan.command, plan.command)}, task {plan.settings.task}", ""]
     for title, text in _sections(plan, plan_path, nodes):
         lines += _block(title, text)
-    lines += ["", "settings that differ from the defaults (value, from where):"]
-    return "\n".join(lines + _settings(plan)) + "\n"
+    settings = _settings(plan)
+    heading = ["", "settings that differ from the defaults (value, from where):"]
+    return "\n".join([*lines, *(heading if settings else []), *settings]) + "\n"
 
 
 def _sections(plan: Plan, plan_path: str, nodes: Nodes) -> Iterator[tuple[str, str]]:
@@ -135,7 +136,7 @@ def _leaves(plan: Plan) -> str:
     what = "report.html, metrics.json, predictions"
     if plan.command == "run":
         what = f"adapter, {what}"
-    left = [f"{plan.run_dir}/merged/: the model"] if plan.command == "merge" else [f"{plan.run_dir}/: {what}"]
+    left = [f"{plan.place}/merged/: the model"] if plan.command == "merge" else [f"{plan.place}/: {what}"]
     return ", ".join([*left, *(text for text, wanted in also if wanted)])
 
 

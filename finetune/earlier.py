@@ -43,6 +43,7 @@ class Decision:
 def look(place: str) -> Earlier:
     """Look at an output folder (gs:// or local). Raises StorageError if it cannot be read."""
     folder = open_folder(place)
+    folder.files(deep=False)  # a bucket that is not there is told by its name, not by that of a file in it
     has_merged = _exists(folder, "merged/config.json")
     run = _json(folder, "run.json")
     if run is not None:

@@ -18,7 +18,8 @@ from finetune.merge import base_folder, is_finished, merge
 from finetune.merge_check import compare
 from finetune.plan import Plan
 from finetune.settings import Settings
-from finetune.storage import open_folder, parent
+from finetune.sources import fetch_adapter
+from finetune.storage import is_bucket, open_folder, parent
 
 Say = Callable[[str], None]
 CARD = "README.md"
@@ -57,6 +58,8 @@ def merge_run(plan: Plan, run_dir: Path, scratch: Path, say: Say) -> None:
     if it could not be handed on.
     """
     adapter = Path(plan.adapter_path or run_dir / "adapter")
+    if plan.adapter_path and is_bucket(plan.adapter_path):
+        adapter = fetch_adapter(plan.adapter_path, scratch)
     if not merge_adapter(plan, run_dir, adapter, scratch, say):
         raise ModelError(
             f"{plan.place}/merged is not clearly base + adapter: see above",
@@ -76,7 +79,8 @@ def merge_adapter(plan: Plan, run_dir: Path, adapter: Path, scratch: Path, say: 
     kind that fits: a base or an adapter that cannot be merged, or a machine on which it could not be done.
     """
     target = run_dir / "merged"
-    say(f"> merging {plan.settings.model_id} and {adapter} into {plan.place}/merged")
+    named = plan.adapter_path or f"{plan.place}/adapter"
+    say(f"> merging {plan.settings.model_id} and {named} into {plan.place}/merged")
     try:
         return _merge_and_compare(plan, adapter, target, scratch, say)
     except FinetuneError:

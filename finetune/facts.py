@@ -24,7 +24,7 @@ from finetune.model_facts import ModelFacts, look_in_folder
 from finetune.samples import check_columns, check_images
 from finetune.settings import Trouble
 from finetune.shapes import KNOWN_CONFIGS
-from finetune.storage import is_bucket, open_folder, parent, whole
+from finetune.storage import is_bucket, is_url, open_folder, parent, whole
 from finetune.tasks import TASKS
 from finetune.tasks.base import Task
 
@@ -66,7 +66,7 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
         found = _look("adapter", adapter, troubles, lambda: look_at_adapter(open_folder(adapter)))
         troubles.extend([found] if found else [])
     written = {name: values[name] for name in ("output_dir", "results_file", "resume_from") if values[name]}
-    outputs = {name: path if "://" in path else str(Path(path).expanduser()) for name, path in written.items()}
+    outputs = {name: path if is_url(path) else str(Path(path).expanduser()) for name, path in written.items()}
     _look_at_outputs(outputs["output_dir"], outputs.get("results_file"), troubles)
     there = _look_at_earlier(outputs["output_dir"], outputs.get("resume_from"), troubles)
     token_file = Path(environ.get("HF_TOKEN_PATH") or hub / "token")
@@ -184,7 +184,7 @@ def _problem(path: Path, task: Task, columns: Columns) -> tuple[str, str] | None
 
 
 def _look_at_outputs(out: str, results: str | None, troubles: list[Trouble]) -> None:
-    if "://" in out:
+    if is_url(out):
         if not IN_BUCKET.fullmatch(out):
             troubles.append(Trouble("output_dir", f"{out!r} is not a path in a bucket", f"{BUCKET_HINT}, or a folder"))
     else:
@@ -195,7 +195,7 @@ def _look_at_outputs(out: str, results: str | None, troubles: list[Trouble]) -> 
             user = os.getuid()
             hint = f"write another folder, or make it user {user}'s; a bucket: mount it with uid={user} and gid={user}"
             troubles.append(Trouble("output_dir", f"{nearest} cannot be written to by user {user}", hint))
-    if results and "://" in results:
+    if results and is_url(results):
         if not IN_BUCKET.fullmatch(results) or results.endswith("/"):
             trouble = Trouble("results_file", f"{results!r} is not a file in a bucket", f"{BUCKET_HINT}/metrics.json")
             troubles.append(trouble)
@@ -226,7 +226,7 @@ def _look_at_earlier(out: str, resume_from: str | None, troubles: list[Trouble])
 
 def _look(setting: str, place: str, troubles: list[Trouble], look: Callable[[], T]) -> T | None:
     """Look into a folder wherever it is; None where it cannot be."""
-    if "://" in place:
+    if is_url(place):
         return _in_bucket(setting, place, troubles, look)
     if _closed(Path(place)):
         troubles.append(Trouble(setting, *_may_not_read(Path(place))))
@@ -237,7 +237,7 @@ def _look(setting: str, place: str, troubles: list[Trouble], look: Callable[[], 
 def look_at_target(to: str) -> Trouble | None:
     """What is wrong with the folder that a model is to be copied into, as far as it is there."""
     folder = Path(to).expanduser()
-    if "://" not in to and not _closed(folder) and folder.is_file():
+    if not is_url(to) and not _closed(folder) and folder.is_file():
         return Trouble("to", f"{to} is a file; expected a folder", "write another folder")
     return None
 

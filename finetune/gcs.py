@@ -1,9 +1,10 @@
 """gs://BUCKET/PATH as a folder, through gcsfs: in parallel, tried again while the bucket is busy, checksums compared.
 
-Credentials are those of the environment. STORAGE_EMULATOR_HOST names an emulator.
+Credentials are those of the environment. STORAGE_EMULATOR_HOST names an emulator, which needs none.
 """
 
 import base64
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ PART = 32 * 2**20
 """Bytes of one request."""
 AHEAD = 4
 """Requests on their way at once: a single connection does not fill a cloud machine's network."""
+EMULATOR = "STORAGE_EMULATOR_HOST"
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
@@ -30,9 +32,9 @@ def bucket_errors(failed: str, hint: str, kind: type[FinetuneError] = StorageErr
     gcsfs tries each request again while the bucket is busy (429, 5xx) or out of reach, for about a minute.
     """
     import aiohttp
-    import gcsfs
     from google.auth.exceptions import GoogleAuthError
 
+    gcsfs = _gcsfs()
     try:
         yield
     except (
@@ -62,9 +64,16 @@ def _reason(error: Exception) -> str:
 
 def connect() -> Any:
     """Cloud Storage as a file system."""
+    return _gcsfs().GCSFileSystem(token="anon" if os.environ.get(EMULATOR) else None)
+
+
+def _gcsfs() -> Any:
+    """The library. It asks for a bucket's kind by gRPC, for which emulators let it wait a minute a bucket."""
+    if os.environ.get(EMULATOR):
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import gcsfs
 
-    return gcsfs.GCSFileSystem()
+    return gcsfs
 
 
 class BucketFolder:

@@ -16,6 +16,7 @@ from typing import Any
 from accelerate import PartialState
 
 from finetune import data, evaluate, model, report, report_html, report_images
+from finetune.errors import Interrupted
 from finetune.journal import Answers, Journal, Recalled, Side
 from finetune.pictures import as_seen
 from finetune.plan import Plan
@@ -116,7 +117,7 @@ def measure(
         last = time.monotonic() if due else last
         return told, due
 
-    with stop.orderly() if journal else nullcontext():
+    with _interruptible(stop, journal) if journal else nullcontext():
         completions = evaluate.generate(
             net,
             inputs,
@@ -136,6 +137,19 @@ def measure(
     for metric in score.metrics:
         say(f"  {metric.name}: {metric.value:.1%} of {metric.total}")
     return score
+
+
+@contextmanager
+def _interruptible(stop: Stop, journal: Journal) -> Iterator[None]:
+    """In the block the run may be told to stop. What it keeps then is durable before it says so."""
+    with stop.orderly():
+        try:
+            yield
+        except Interrupted:
+            if PartialState().is_main_process:
+                journal.wait()
+            PartialState().wait_for_everyone()
+            raise
 
 
 def illustrate(run_dir: Path, examples: Sequence[Example]) -> None:

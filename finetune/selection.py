@@ -85,25 +85,20 @@ def select(task: Task, settings: Settings, survey: Any = None) -> Selected:
         notes.append("the prompt names the classes that the adapter was trained with, not those of this data set")
     survey = own if survey is None else survey
     counts: dict[str, SplitCounts] = {}
-    wanted = settings.train_size or task.SOURCE.train_size
     train = _usable(task, found.train, counts.setdefault("train", SplitCounts(len(found.train))), survey)
     order = rows.arranged(len(train), settings.seed, _classes(task, train))
     train = [train[index] for index in order]
     if found.test is None:
         sizes = rows.split_sizes(len(train), task.SOURCE, settings.train_size)
         test = train[sizes.train : sizes.train + sizes.test]
-        train, wanted_here = train[: sizes.train], sizes.train
+        train, wanted = train[: sizes.train], sizes.train
         counts["test"] = SplitCounts(len(test))
         notes.append(f"one table of {len(order)} usable rows: {sizes.train} to train on, {sizes.test} held out")
     else:
         test = _usable(task, found.test, counts.setdefault("test", SplitCounts(len(found.test))), survey)
         test = [test[index] for index in rows.arranged(len(test), settings.seed, _classes(task, test))]
-        wanted_here = wanted
-    if len(train) < wanted:
-        notes.append(f"{wanted} training rows wanted, {len(train)} there: all are used")
-    return Selected(
-        found.source, train, test, {"train": wanted_here, "test": settings.eval_size}, counts, survey, notes
-    )
+        wanted = settings.train_size or task.SOURCE.train_size
+    return Selected(found.source, train, test, {"train": wanted, "test": settings.eval_size}, counts, survey, notes)
 
 
 def missing_classes(names: Sequence[str], answers: set[str]) -> str | None:

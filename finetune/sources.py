@@ -67,8 +67,14 @@ def _fetch_all(plan: Plan, scratch: Path) -> None:
     if settings.dataset and is_bucket(settings.dataset):
         _fetch_data(settings.dataset, scratch)
     if plan.adapter_path and is_bucket(plan.adapter_path):
-        folder = open_folder(plan.adapter_path)
-        fetch(folder, list(folder.files(deep=False)), scratch / "adapter")
+        fetch_adapter(plan.adapter_path, scratch)
+
+
+def fetch_adapter(place: str, scratch: Path) -> Path:
+    """An adapter in a bucket, copied here."""
+    folder = open_folder(place)
+    fetch(folder, list(folder.files(deep=False)), scratch / "adapter")
+    return scratch / "adapter"
 
 
 def _local_model(model_id: str, local_only: bool) -> str:

@@ -5,6 +5,7 @@ and delete, or refused. What is read comes front to back, and from a bucket as i
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -52,6 +53,11 @@ def open_folder(place: str | Path) -> Folder:
 def is_bucket(place: str | Path) -> bool:
     """Whether a path is one that no local program can open."""
     return str(place).startswith("gs://")
+
+
+def is_url(place: str) -> bool:
+    """Whether somebody wrote a path in a bucket, be it the right way (gs://), or another (gs:/, s3://)."""
+    return re.match(r"[a-z][a-z0-9]+:/", place) is not None
 
 
 def parent(place: str) -> str:

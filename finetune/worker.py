@@ -5,7 +5,6 @@ What an earlier start of the same run has behind it (journal.py) is not done aga
 """
 
 import gc
-import logging
 import sys
 import warnings
 from dataclasses import asdict, replace
@@ -22,8 +21,8 @@ from finetune.errors import FinetuneError, Interrupted, LaunchError
 from finetune.journal import Journal, Recalled, Side
 from finetune.plan import Plan
 from finetune.reader import load_reader
-from finetune.sources import Sources
 from finetune.run_stages import Clock, illustrate, measure, prepare, record, say
+from finetune.sources import Sources
 from finetune.stopping import Stop
 from finetune.tasks import TASKS
 from finetune.workplace import Workplace, open_workplace
@@ -36,8 +35,6 @@ def main(plan_path: str) -> int:
     """Do what the plan says. Returns the exit code."""
     # TRL and PEFT call what transformers 6 will drop; nothing a user could do about it.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-    # On CPUs with bfloat16, bitsandbytes asks for a package that it does without.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     stop = place = None
     try:
         plan = Plan.from_json(Path(plan_path).read_text())
@@ -52,6 +49,7 @@ def main(plan_path: str) -> int:
         return error.exit_code
     finally:
         if stop:
+            stop.flush()  # from the scratch folder, which goes
             stop.leave()
         if place and PartialState().is_local_main_process:
             place.close()

@@ -15,7 +15,8 @@ from finetune.sources import fetch
 from finetune.storage import Folder, is_bucket, is_mount, open_folder
 
 PREFIX = "gemma4-finetune-"
-LEFT_BY_A_RUN = ("adapter", "logs", "merged", "metrics.json", "report.html", "run.json", "thumbnails")
+MERGED = "merged"
+LEFT_BY_A_RUN = ("adapter", "logs", MERGED, "metrics.json", "report.html", "run.json", "thumbnails")
 RUN = "run.json"
 """Copied last: it says that the run is finished."""
 
@@ -41,16 +42,17 @@ class Workplace:
             return
         paths = [path for path in sorted(self.run_dir.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         for path in sorted(paths, key=lambda path: path.name == RUN):
-            name, state = path.relative_to(self.run_dir).as_posix(), path.stat()
-            if self._sent.get(name) != (state.st_size, state.st_mtime_ns):
+            name, state = path.relative_to(self.run_dir).as_posix(), _state(path)
+            if self._sent.get(name) != state:
                 self.bucket.put(name, path)
-                self._sent[name] = (state.st_size, state.st_mtime_ns)
+                self._sent[name] = state
 
     def fetch(self) -> None:
-        """Bring the results of a finished run here, from their bucket."""
+        """Bring the results of a finished run here, from their bucket. A merged model is made anew, not fetched."""
         if self.bucket is not None:
-            names = [name for name in self.bucket.files() if not name.startswith(f"{CHECKPOINTS}/")]
+            names = [name for name in self.bucket.files() if name.partition("/")[0] not in (CHECKPOINTS, MERGED)]
             fetch(self.bucket, names, self.run_dir)
+            self._sent = {name: _state(self.run_dir / name) for name in names}
 
     def clear(self) -> None:
         """Remove an earlier run's results. What is not a result stays."""
@@ -81,6 +83,12 @@ def open_workplace(plan: Plan) -> Workplace:
     appendable = in_bucket or not is_mount(run_dir)
     logs = run_dir / "logs" if appendable else scratch / "logs"
     return Workplace(scratch, run_dir, logs, open_folder(plan.place) if in_bucket else None)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """What changes as a file is written."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _sweep(own: Path) -> None:

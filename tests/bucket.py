@@ -1,7 +1,6 @@
 """A stand-in for Cloud Storage's JSON API on the loopback: uploads (whole and resumable), listing, reading.
 
-Used through STORAGE_EMULATOR_HOST. gcsfs must not look for other kinds of buckets over gRPC, nor for a metadata
-server: `environment` says so.
+Used through STORAGE_EMULATOR_HOST: `environment` says so.
 """
 
 import base64
@@ -18,8 +17,8 @@ from tests.loopback import Handler, served
 
 
 def environment(url: str) -> dict[str, str]:
-    """For a process that is to use the storage at `url`: no look-ups over gRPC, no metadata server."""
-    return {"STORAGE_EMULATOR_HOST": url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "NO_GCE_CHECK": "true"}
+    """For a process that is to use the storage at `url`."""
+    return {"STORAGE_EMULATOR_HOST": url}
 
 
 class Storage:
@@ -28,6 +27,8 @@ class Storage:
     def __init__(self, *buckets: str) -> None:
         self.url = ""
         self.buckets = set(buckets)
+        self.closed: set[str] = set()
+        """Buckets that this account may not use."""
         self.objects: dict[str, bytes] = {}
         self.uploads: list[tuple[str, bytes]] = []
         self.failures: list[int] = []
@@ -56,6 +57,8 @@ class Storage:
         name = unquote(name.removeprefix("/"))
         if url.path.startswith("/resumable/"):
             return self._part(int(url.path.rpartition("/")[2]), headers["Content-Range"], body)
+        if bucket in self.closed:
+            return 403, {}, {"error": {"code": 403, "message": "it lacks storage.objects.list access"}}
         if bucket not in self.buckets:
             return 404, {}, {"error": {"code": 404, "message": "The specified bucket does not exist."}}
         if url.path.startswith("/upload/"):

@@ -1,18 +1,11 @@
 """What the tests share: a tiny random Gemma 4, made once a session, and small data sets."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # emulators have no gRPC: gcsfs would wait for it
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: threads only wait for each other
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # and where a run has more, they wait asleep: a busy machine stays usable
 
 ROOT = Path(__file__).parent.parent
 

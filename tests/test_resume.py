@@ -19,7 +19,8 @@ from finetune.earlier import CHECKPOINTS
 from finetune.storage import LocalFolder
 from tests import faults
 from tests.conftest import ROOT
-from tests.faults import WRITING, Case
+from tests.fault_points import WRITING
+from tests.faults import Case
 
 pytestmark = pytest.mark.slow
 TOKEN = "hf_MARKERTOKENthatMustNotLeak"
