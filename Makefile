@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-gpu test-cloud test-image lint lock clean
+.PHONY: demo test test-faults test-gpu test-cloud test-image lint lock clean
 
 demo: .venv/ready
 	$(BIN)/python entrypoint.py run --profile cpu --output-dir out/demo --overwrite
 
 test: .venv/ready
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not cloud and not image'
+
+# Kill runs, and tell them to stop, at every point, by signal, storage and number of ranks, and start them again (hours;
+# a few of these are in `make test`). FAULTS="--store bucket --signal TERM" does a part.
+test-faults: .venv/ready
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 # On a machine with GPUs: the toy model through bf16, NF4 and FSDP2 on the real cards.
 test-gpu: .venv/ready

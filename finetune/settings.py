@@ -68,14 +68,14 @@ class Settings:
     """A run's settings, resolved. Types: str, int, float, bool, or one of these | None."""
 
     task: str = option("text-to-sql", "job", "What to teach")
-    model_id: str = option("embedded", "job", "Base model: folder, hub id, or 'embedded' (a toy)", "model")
-    output_dir: str = option("out", "job", "Run directory: everything the run leaves")
+    model_id: str = option("embedded", "job", "Base model: folder, gs://, hub id, or 'embedded' (a toy)", "model")
+    output_dir: str = option("out", "job", "Run directory: everything the run leaves (a folder, or gs://)")
     overwrite: bool = option(False, "job", "Replace the results that an earlier run left in --output-dir")
     device: str = option("auto", "job", "Where to run", choices=("auto", "cuda", "cpu"))
     seed: int = option(42, "job", "Seed of the split, the data order and the adapter", minimum=0)
 
     dataset: str | None = option(
-        None, "data", "Folder, .jsonl/.json/.csv/.parquet file, hub id, or 'embedded'", "dataset-name"
+        None, "data", "Folder, .jsonl/.json/.csv/.parquet file, gs://, hub id, or 'embedded'", "dataset-name"
     )
     image_column: str | None = option(None, "data", "Column of the images (default: image, or file_name)")
     label_column: str | None = option(None, "data", "Column of the classes (default: label)")
@@ -140,7 +140,7 @@ class Settings:
         minimum=1,
     )
 
-    results_file: str | None = option(None, "results", "Also write metrics.json here")
+    results_file: str | None = option(None, "results", "Also write metrics.json here (a file, or gs://)")
     merge: bool = option(False, "results", "Also save base + adapter as one model")
     push_to_hub: bool = option(False, "results", "Upload the adapter to the hub when done")
     hub_repo: str | None = option(

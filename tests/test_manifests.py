@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from finetune import hardware
-from finetune.errors import DataError, DeliveryError, LaunchError, ModelError, TrainingError, UsageError
+from finetune.errors import DataError, DeliveryError, Interrupted, LaunchError, ModelError, TrainingError, UsageError
+from finetune.facts import GRACE_S
 from finetune.plan import Plan
 from tests.conftest import ROOT
 from tests.machines import machine
@@ -149,15 +150,17 @@ def test_it_runs_with_no_more_rights_than_it_needs(path: Path) -> None:
 def test_what_is_tried_again(path: Path) -> None:
     """Preemption is, and does not count; a user's mistake is not. Other failures are, a few times."""
     spec = job(path)["spec"]
-    ignored, failed = spec["podFailurePolicy"]["rules"]
+    ignored, stopped, failed = spec["podFailurePolicy"]["rules"]
     assert (ignored["action"], ignored["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [Interrupted.exit_code])
+    assert stopped["onExitCodes"]["containerName"] == pod(path)["containers"][0]["name"]
     mistakes = {error.exit_code for error in (UsageError, DataError, ModelError)}
     assert failed["action"] == "FailJob"
     assert set(failed["onExitCodes"]["values"]) == mistakes
     assert not mistakes & {error.exit_code for error in (LaunchError, TrainingError, DeliveryError)}
     assert failed["onExitCodes"]["containerName"] == pod(path)["containers"][0]["name"]
     assert (spec["template"]["spec"]["restartPolicy"], spec["backoffLimit"] > 0) == ("Never", True)
-    assert pod(path)["terminationGracePeriodSeconds"] == 600
+    assert pod(path)["terminationGracePeriodSeconds"] == GRACE_S
 
 
 @on_gke
