@@ -109,6 +109,8 @@ def measure(
     With a journal it goes on from what was answered before, keeps what is answered, and stops when it is told to.
     """
     kept = journal.recalled.answers.get(name, Answers()) if journal else Answers()
+    if kept.texts:
+        say(f"  {len(kept.texts)} of them were answered before")
     last = time.monotonic()
 
     def pause() -> tuple[bool, bool]:

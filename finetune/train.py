@@ -102,7 +102,7 @@ class Trainer(SFTTrainer):
         self.recalled = recalled
         folder = None
         if recalled.step:
-            self.progress.go_on(recalled.state["progress"])
+            self.progress.go_on(recalled.state["history"], recalled.state["tokens"])
             folder = self.journal.scratch / f"{TRAINER}-{PartialState().process_index}"
             checkpoint.write_trainer_state(recalled.state, folder, self.args)
             self._total_train_tokens = recalled.state["tokens"]
@@ -122,7 +122,7 @@ class Trainer(SFTTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step = self.state.global_step
         folder = self.journal.step_folder(step) if PartialState().is_main_process else None
-        further = {"tokens": self._total_train_tokens, "progress": self.progress.kept()}
+        further = {"tokens": self._total_train_tokens, "history": self.progress.history}
         checkpoint.write_state(self, folder, further)
         if folder:
             self.journal.keep_step(folder, step)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -19,13 +19,9 @@ class ProgressLines(ProgressCallback):
         self._begun = self._since = time.monotonic()
         self._first_step = 0
 
-    def kept(self) -> dict[str, Any]:
-        """What a later start goes on with."""
-        return {"history": self.history, "tokens": self.tokens}
-
-    def go_on(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what an earlier start kept."""
-        self.history, self.tokens = list(kept["history"]), kept["tokens"]
+    def go_on(self, history: Sequence[Mapping[str, float]], tokens: float) -> None:
+        """Go on from what an earlier start kept: its history, and the tokens that it was trained on."""
+        self.history, self.tokens = [dict(entry) for entry in history], tokens
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._begun = self._since = time.monotonic()
