@@ -79,7 +79,9 @@ class Stop:
             if self._leaving:
                 continue
             if told.si_signo == signal.SIGTERM and told.si_pid == os.getppid():
-                os._exit(128 + signal.SIGTERM)  # torchrun, whose other processes have failed
+                # torchrun, one of whose other processes has ended; it kills what is not gone after half a minute.
+                self.flush()
+                os._exit(128 + signal.SIGTERM)
             if not self._requested.is_set():
                 first = time.monotonic()
                 self._begin()

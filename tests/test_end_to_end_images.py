@@ -111,6 +111,29 @@ def test_an_adapter_is_evaluated_with_its_own_classes(finished: tuple[Path, str]
     assert rows and all("blue cat\nDog\nred cat" in row["prompt"][0]["content"] for row in rows)
 
 
+def test_rows_cannot_write_elsewhere_nor_into_the_report(finished: tuple[Path, str], tmp_path: Path) -> None:
+    place = tmp_path / "a" / "b"
+    photos(place / "few", 2)
+    labels = ("../../outside", "<script>alert(1)</script>", "/tmp/outside-of-the-run")
+    named = [
+        {"image": f"../few/{path.parent.name}/{path.name}", "label": label}
+        for label, path in zip(labels, sorted((place / "few").rglob("*.png")), strict=False)
+    ]
+    (place / "rows").mkdir()
+    for split in ("train", "test"):
+        (place / "rows" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named))
+    done = entrypoint(
+        "evaluate", "--task", "pets", "--model-id", finished[0] / "out" / "merged", "--dataset", "rows",
+        "--output-dir", "out", "--eval-size", "3", "--max-new-tokens", "8", "--split", "train", cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in place.iterdir()} == {"few", "rows", "out"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and not Path("/tmp/outside-of-the-run").exists()
+    out = place / "out" / "evaluation-train"
+    assert len(list((out / "thumbnails").glob("row-*.jpg"))) == 3
+    assert "alert(1)" in (out / "report.html").read_text() and "<script>alert" not in (out / "report.html").read_text()
+
+
 def test_the_published_cpu_try_out_runs_as_it_stands(tiny_model: Path, tmp_path: Path) -> None:
     """Recipe B's line, its model's name replaced by a folder: no data set is named, and none is downloaded."""
     for more in ([], ["--task", "pets"]):
