@@ -22,14 +22,18 @@ def opened(failed: str, hint: str) -> Iterator[Any]:
         yield connect()
 
 
-def copy(run_dir: Path, place: str, say: Callable[[str], None]) -> None:
-    """Copy all files of a run to `place` (gs://BUCKET/PATH). Raises DeliveryError with what to run to copy again."""
-    say(f"> copying {run_dir} to {place}")
+def copy(run_dir: Path, place: str, say: Callable[[str], None], known_as: str | None = None) -> None:
+    """Copy all files of a run to `place` (gs://BUCKET/PATH). Raises DeliveryError with what to run to copy again.
+
+    `known_as` is where the user has the run directory, if not there.
+    """
+    home = known_as or str(run_dir)
+    say(f"> copying {home} to {place}")
     root = place.removeprefix("gs://").rstrip("/")
     wanted = {f"{root}/{path.relative_to(run_dir).as_posix()}": path for path in _files(run_dir)}
     failed = f"the results were not copied to {place}"
-    again = shlex.join(["gcloud", "storage", "rsync", "--recursive", str(run_dir), place])
-    hint = f"they are safe in {run_dir}; copy them with `{again}`"
+    again = shlex.join(["gcloud", "storage", "rsync", "--recursive", home, place])
+    hint = f"they are safe in {home}; copy them with `{again}`"
     with opened(failed, hint) as storage:
         storage.put([str(path) for path in wanted.values()], list(wanted))
         storage.invalidate_cache()

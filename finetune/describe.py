@@ -147,6 +147,7 @@ def _settings(plan: Plan) -> list[str]:
         f"{name} {_value(values[name])} ({plan.sources[name]})"
         for name in OPTIONS
         if name not in SHOWN_ELSEWHERE
+        and plan.sources[name] != "default"
         and (plan.sources[name] in BY_USER or (values[name] != DEFAULTS[name] and plan.command != "merge"))
     ]
     half = (len(cells) + 1) // 2

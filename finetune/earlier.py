@@ -15,6 +15,7 @@ CHECKPOINTS = "checkpoints"
 """Folder of a run directory that holds what the run goes on from."""
 STEP, BEFORE, AFTER = "step", "before", "after"
 """Kinds of commits: training after a step, and answers of the model before and after it."""
+KINDS = {STEP: "{}", BEFORE: "the base model's answers ({})", AFTER: "the tuned model's answers ({})"}
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,14 @@ def decide(plan: Plan, earlier: Earlier) -> Decision:
         return Decision("new", f"begins anew, since the run that was begun in {out} is another one: {differs[0]}")
     if earlier.last is None:
         return Decision("new", f"begins anew: {out} has no checkpoint to go on from", tuple(differs))
+    goes_on = f"goes on from {KINDS[earlier.last.kind].format(earlier.last.name)}"
     if differs and settings.resume_anyway:
-        return Decision("resume", f"goes on from {earlier.last.name}, in spite of {'; '.join(differs)}")
+        return Decision("resume", f"{goes_on}, in spite of {'; '.join(differs)}")
     if differs:
         return Decision("resume", "", tuple(differs))
     other = identity(plan)[PROCESSES] != (then or {}).get(PROCESSES)
     shared = ", made by another number of processes: the same rows a step, but other dropout" if other else ""
-    return Decision("resume", f"goes on from {earlier.last.name}{shared}")
+    return Decision("resume", f"{goes_on}{shared}")
 
 
 def _exists(folder: Folder, name: str) -> bool:

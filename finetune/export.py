@@ -117,7 +117,7 @@ def _hand_on(plan: Plan, run_dir: Path, adapter: Path, merged: Path | None, say:
         uploads = hub.uploads(settings, adapter, merged)
         tasks += [partial(hub.push, upload, settings.hub_private_repo, say) for upload in uploads]
     if settings.gcs_output_path:
-        tasks.append(partial(bucket.copy, run_dir, settings.gcs_output_path, say))
+        tasks.append(partial(bucket.copy, run_dir, settings.gcs_output_path, say, plan.place))
     failures = []
     for task in tasks:
         try:

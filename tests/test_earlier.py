@@ -131,6 +131,7 @@ def test_an_adapter_alone_is_an_unfinished_run(tmp_path: Path) -> None:
 
 def test_where_to_go_on_from_can_be_said_in_three_ways(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "file").touch()
     for number in (3, 5):
         commits.write(LocalFolder(tmp_path / "out" / "checkpoints"), tmp_path / "from", "step", number, {})
     for said, names in (("out", ["step-5", "step-3"]), ("out/checkpoints/", ["step-5", "step-3"])):
