@@ -27,6 +27,8 @@ TEXT_DEFAULTS: Mapping[str, Any] = {
     "head_dim": 256,
     "global_head_dim": 512,
     "hidden_size_per_layer_input": 256,
+    "vocab_size": 262_144,
+    "vocab_size_per_layer_input": 262_144,
 }
 VISION_DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 768,
@@ -36,12 +38,22 @@ VISION_DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 12,
     "head_dim": 64,
     "patch_size": 16,
+    "position_embedding_size": 10_240,
 }
 UNIFIED_VISION_DEFAULTS: Mapping[str, Any] = {
     "patch_size": 16,
     "pooling_kernel_size": 3,
     "mm_embed_dim": 3840,
+    "mm_posemb_size": 1120,
     "output_proj_dims": 3840,
+}
+AUDIO_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "subsampling_conv_channels": (128, 32),
+    "conv_kernel_size": 5,
+    "output_proj_dims": 1536,
 }
 """transformers' values for keys that a config.json leaves out."""
 
@@ -92,7 +104,7 @@ class AdapterSize:
 def adapter_size(config: Mapping[str, Any], targets: str, rank: int) -> AdapterSize:
     """Size of a LoRA adapter on the model of `config` (a parsed config.json). `targets`: text or all-linear."""
     text = config.get("text_config") or {}
-    linears = list(_text_projections(text) if targets == "text" else _all_linears(config))
+    linears = list(_text_projections(text) if targets == "text" else all_linears(config))
     parts = [part for part in PARTS if any(owner == part for owner, _, _ in linears)]
     return AdapterSize(
         {part: sum(1 for owner, _, _ in linears if owner == part) for part in parts},
@@ -101,20 +113,24 @@ def adapter_size(config: Mapping[str, Any], targets: str, rank: int) -> AdapterS
 
 
 @dataclass(frozen=True)
-class _TextLayer:
+class TextLayer:
+    """What differs between the decoder layers of a model. `shared`: it uses another's keys and values."""
+
     head_dim: int
     key_value_heads: int
     full: bool
     shared: bool
 
 
-def _text(config: Mapping[str, Any], key: str) -> Any:
+def text_value(config: Mapping[str, Any], key: str) -> Any:
+    """A value of a text_config, transformers' own where it has none."""
     value = config.get(key)
     return TEXT_DEFAULTS.get(key) if value is None else value
 
 
-def _text_layers(text: Mapping[str, Any]) -> Iterator[_TextLayer]:
-    count = _text(text, "num_hidden_layers")
+def text_layers(text: Mapping[str, Any]) -> Iterator[TextLayer]:
+    """The decoder layers of a text_config, from the first to the last."""
+    count = text_value(text, "num_hidden_layers")
     types = list(text.get("layer_types") or ["full_attention" if (i + 1) % 6 == 0 else "sliding" for i in range(count)])
     types[-1:] = [FULL]  # transformers forces the last layer to full attention
     own = text.get("per_layer_config")
@@ -125,20 +141,20 @@ def _text_layers(text: Mapping[str, Any]) -> Iterator[_TextLayer]:
         if own is not None:
             differs = own.get(str(number), {})
         elif full:
-            differs = {"head_dim": _text(text, "global_head_dim")}
+            differs = {"head_dim": text_value(text, "global_head_dim")}
             if text.get("attention_k_eq_v") and text.get("num_global_key_value_heads"):
                 differs["num_key_value_heads"] = text["num_global_key_value_heads"]
-        yield _TextLayer(
-            differs.get("head_dim") or _text(text, "head_dim"),
-            differs.get("num_key_value_heads") or _text(text, "num_key_value_heads"),
+        yield TextLayer(
+            differs.get("head_dim") or text_value(text, "head_dim"),
+            differs.get("num_key_value_heads") or text_value(text, "num_key_value_heads"),
             full,
             number >= first_shared,
         )
 
 
 def _text_projections(text: Mapping[str, Any]) -> Iterator[Linear]:
-    hidden, heads = _text(text, "hidden_size"), _text(text, "num_attention_heads")
-    for layer in _text_layers(text):
+    hidden, heads = text_value(text, "hidden_size"), text_value(text, "num_attention_heads")
+    for layer in text_layers(text):
         queries, keys = heads * layer.head_dim, layer.key_value_heads * layer.head_dim
         yield "text", hidden, queries
         if not layer.shared:
@@ -146,26 +162,26 @@ def _text_projections(text: Mapping[str, Any]) -> Iterator[Linear]:
             if not (layer.full and text.get("attention_k_eq_v")):
                 yield "text", hidden, keys
         yield "text", queries, hidden
-        wide = _text(text, "intermediate_size") * (2 if layer.shared and text.get("use_double_wide_mlp") else 1)
+        wide = text_value(text, "intermediate_size") * (2 if layer.shared and text.get("use_double_wide_mlp") else 1)
         yield from (("text", hidden, wide), ("text", hidden, wide), ("text", wide, hidden))
 
 
-def _all_linears(config: Mapping[str, Any]) -> Iterator[Linear]:
+def all_linears(config: Mapping[str, Any]) -> Iterator[Linear]:
     """Every nn.Linear of text and vision but the head and the routers of experts: what model.add_lora adapts."""
     text = config.get("text_config") or {}
-    hidden, layers = _text(text, "hidden_size"), _text(text, "num_hidden_layers")
+    hidden, layers = text_value(text, "hidden_size"), text_value(text, "num_hidden_layers")
     unified = config.get("model_type") == "gemma4_unified"
     yield from _text_projections(text)
-    per_layer = 0 if unified else _text(text, "hidden_size_per_layer_input")
+    per_layer = 0 if unified else text_value(text, "hidden_size_per_layer_input")
     if per_layer:
         yield "text", hidden, layers * per_layer
         for _ in range(layers):
             yield "text", hidden, per_layer
             yield "text", per_layer, hidden
     vision = config.get("vision_config")
-    if vision and unified:
+    if vision is not None and unified:
         yield from _unified_vision_linears({**UNIFIED_VISION_DEFAULTS, **vision}, hidden)
-    elif vision:
+    elif vision is not None:
         yield from _vision_linears({**VISION_DEFAULTS, **vision}, hidden)
 
 
