@@ -9,10 +9,10 @@ from finetune.earlier import Decision, Earlier
 from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError
 from finetune.facts import HUB_ID, Facts
-from finetune.fit import size_of
 from finetune.gcs import IN_BUCKET
-from finetune.hardware import Machine
+from finetune.hardware import GIB, Machine
 from finetune.nodes import COUNT, find_missing
+from finetune.parameters import count
 from finetune.request import Request
 from finetune.settings import Trouble
 from finetune.storage import is_url
@@ -203,8 +203,8 @@ def _has_experts(run: Proposal) -> bool:
 
 def _fp32_gib(run: Proposal) -> float:
     """The model's weights in fp32, in GiB; 0 where its size is not known."""
-    size = size_of(run.facts.model.name, run.facts.model.weights_gib)
-    return 2 * size.bf16_gib if size else 0.0
+    config = run.facts.model.config
+    return 4 * count(config).total / GIB if config else 0.0
 
 
 def _too_large(run: Proposal) -> bool:

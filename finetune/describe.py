@@ -1,7 +1,8 @@
 """Plan -> the text that a user reads before anything runs. Plain, narrow enough for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from textwrap import wrap
+from typing import Any
 
 from finetune.hardware import Gpu, Machine
 from finetune.launch import command
@@ -12,6 +13,9 @@ from finetune.tasks import TASKS
 
 WIDTH = 100
 INDENT = 14
+KEPT_TOGETHER = "\u00a0"
+BAR = 20
+"""Characters of a GPU's memory."""
 TITLES = {"run": "fine-tune"}
 SHOWN_ELSEWHERE = ("task", "model_id", "dataset", "output_dir")
 
@@ -33,6 +37,8 @@ def _sections(plan: Plan, plan_path: str, nodes: Nodes) -> Iterator[tuple[str, s
     if plan.command == "run":
         yield "trains", _trains(plan)
         yield "batch", _batch(plan)
+    if plan.memory is not None:
+        yield from _memory(plan.memory)
     if plan.command != "merge":
         yield "data", _data(plan)
         yield "measures", _measures(plan)
@@ -45,6 +51,7 @@ def _sections(plan: Plan, plan_path: str, nodes: Nodes) -> Iterator[tuple[str, s
 def _block(title: str, text: str) -> list[str]:
     pad = " " * INDENT
     body = wrap(text, WIDTH, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False, break_long_words=False)
+    body = [line.replace(KEPT_TOGETHER, " ") for line in body]
     return [title.ljust(INDENT) + body[0].strip(), *body[1:]]
 
 
@@ -75,6 +82,21 @@ def _sharding(launch: Launch) -> str:
         return f"sharded over the {launch.processes_per_node} GPUs of each of {launch.num_nodes} nodes"
     nodes = f" of {launch.num_nodes} nodes" if launch.num_nodes > 1 else ""
     return f"sharded over {launch.num_processes} GPUs{nodes}"
+
+
+def _memory(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A bar for each stage: what is wanted of what is there, on each GPU."""
+    there = memory["there_gib"]
+    for place, (stage, parts) in enumerate(memory["stages_gib"].items()):
+        wanted = sum(parts.values())
+        shown = ", ".join(f"{name}{KEPT_TOGETHER}{size:.1f}" for name, size in parts.items() if size >= 0.05)
+        if there:
+            filled = min(BAR, round(BAR * wanted / there))
+            bar = f"[{'#' * filled}{'.' * (BAR - filled)}] {wanted:.1f} of {there:.1f} GiB"
+        else:
+            bar = f"{wanted:.1f} GiB"
+        padded = stage.ljust(9, KEPT_TOGETHER)
+        yield "memory" if place == 0 else "", f"{padded} {bar}: {shown}"
 
 
 def _trains(plan: Plan) -> str:

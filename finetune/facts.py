@@ -20,10 +20,10 @@ from finetune.embedded import EMBEDDED, base_dir
 from finetune.errors import StorageError
 from finetune.gcs import IN_BUCKET
 from finetune.image_rows import Columns
+from finetune.known_models import known_config
 from finetune.model_facts import ModelFacts, look_in_folder
 from finetune.samples import check_columns, check_images
 from finetune.settings import Trouble
-from finetune.shapes import KNOWN_CONFIGS
 from finetune.storage import is_bucket, is_url, open_folder, parent, whole
 from finetune.tasks import TASKS
 from finetune.tasks.base import Task
@@ -128,7 +128,7 @@ def _in_bucket(setting: str, place: str, troubles: list[Trouble], look: Callable
 
 def _hub_config(name: str, hub_cache: Path) -> Mapping[str, Any] | None:
     """The shape of a hub model: from the table, else from an earlier download."""
-    known = {key.lower(): config for key, config in KNOWN_CONFIGS.items()}.get(name.lower())
+    known = known_config(name)
     if known is not None:
         return known
     repository = hub_cache / f"models--{name.replace('/', '--')}"

@@ -1,99 +1,109 @@
-"""Which Gemma 4 goes on which GPUs, and in which precision: a rule of thumb over a table of sizes. Pure."""
+"""Which Gemma 4 goes on which GPUs, in which precision, how many rows at a time: by the estimate of memory.py. Pure."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from finetune.hardware import Gpu
+from finetune.known_models import known_config
+from finetune.memory import Work, estimate, remedies
 
-BASE_GIB = 6.0
-"""CUDA context, kernels' workspace and fragmentation, on each GPU."""
-SHARE = 0.3
-"""LoRA weights with their optimizer state, activations, and the layers that FSDP2 has gathered: about this
-share of the weights, on each GPU."""
-NF4_SHARE_OF_BF16 = 0.35
-"""NF4 weights against bf16 ones for a model that is not in the table: embeddings and norms stay in bf16."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """Weights of a model in GiB. What NF4 leaves as it is (embeddings, fused experts) is counted in `nf4_gib`."""
-
-    bf16_gib: float
-    nf4_gib: float
-
-
-SIZES: Mapping[str, Size] = {
-    "google/gemma-4-31B-it": Size(58.2, 19.0),
-    "google/gemma-4-26B-A4B-it": Size(48.5, 43.0),
-    "google/gemma-4-12B-it": Size(22.5, 8.0),
-    "google/gemma-4-E4B-it": Size(15.0, 9.0),
-    "google/gemma-4-E2B-it": Size(9.6, 6.4),
-}
 LADDER = ("google/gemma-4-31B-it", "google/gemma-4-E4B-it", "google/gemma-4-E2B-it")
 """Tried in this order when the user names no model."""
+ROWS, ANSWERS = "per_device_train_batch_size", "eval_batch_size"
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A model, its precision, and how many of the GPUs it runs on. `note` says what a user should know."""
+    """A model, its precision, how many of the GPUs it runs on, and how many rows and answers each has at a time.
+    `note` says what a user should know."""
 
     model_id: str
     quantization: str
     gpus: int
+    rows: int
+    answers: int
     note: str = ""
-
-
-def size_of(model_id: str, weights_gib: float | None) -> Size | None:
-    """A model's size: from the table by id (case does not count), else from its weight files."""
-    known = {name.lower(): size for name, size in SIZES.items()}.get(model_id.lower())
-    if known is None and weights_gib is not None:
-        return Size(weights_gib, weights_gib * NF4_SHARE_OF_BF16)
-    return known
-
-
-def needed_gib(size: Size, quantization: str, gpus: int, bf16: bool = True) -> float:
-    """Memory wanted on each of `gpus` GPUs that share one copy of the weights. fp32 where bf16 is not supported.
-
-    Before they are sharded, each GPU has all of the weights for a while: they are loaded there (model.py),
-    and the base model is measured whole.
-    """
-    weights = (size.nf4_gib if quantization == "nf4" else size.bf16_gib) * (1 if bf16 else 2)
-    return max(weights, weights / gpus + SHARE * weights) + BASE_GIB
 
 
 def fit(
     gpus: Sequence[Gpu],
-    model_id: str | None = None,
-    weights_gib: float | None = None,
-    quantization: str | None = None,
+    values_for: Callable[[str], Mapping[str, Any]],
+    images: bool,
+    given: Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
 ) -> Fit:
-    """The first that fits: of the models of LADDER (or of `model_id`), bf16 over all GPUs, then NF4 on one.
+    """The first that fits: of the models of LADDER (or of the user's), bf16 over all GPUs, then NF4 on one; of each,
+    the most rows at a time.
 
-    Where nothing fits, the smallest is tried, and the note says so.
+    `values_for` gives the settings of a run without, or with, quantization. `given` are those that the user gave, which
+    are not changed to fit. `config` is the user's model's, where it is known. Where nothing fits: the smallest.
     """
-    models = (model_id,) if model_id else LADDER
+    own = given.get("model_id")
+    kinds = [kind for kind in ("none", "nf4") if given.get("quantization") in (None, kind)]
+    tries = [
+        Fit(model, kind, len(gpus) if kind == "none" else 1, values_for(kind)[ROWS], values_for(kind)[ANSWERS])
+        for model in ((own,) if own else LADDER)
+        for kind in kinds
+    ]
     bf16 = all(gpu.bf16 for gpu in gpus)
-    memory = min((gpu.memory_gib if gpu.memory_gib and not gpu.mig else 0.0) for gpu in gpus)
-    tries = [Fit(model, kind, count) for model in models for kind, count in (("none", len(gpus)), ("nf4", 1))]
-    tries = [item for item in tries if quantization in (None, item.quantization)]
-    if memory == 0.0:
+    there = memory_of(gpus)
+    if there is None:
         why = "split with MIG" if any(gpu.mig for gpu in gpus) else "not told by the driver"
-        return _noted(tries[-1], f"GPU memory is unknown ({why}): the smallest choice is planned")
+        return replace(tries[-1], note=f"GPU memory is unknown ({why}): the smallest choice is planned")
     for item in tries:
-        size = size_of(item.model_id, weights_gib)
-        if size is None:
-            return _noted(item, f"the size of {item.model_id} is not known here: whether it fits is not checked")
-        if needed_gib(size, item.quantization, item.gpus, bf16) <= memory:
-            return _noted(item, _idle(item, len(gpus)))
+        shape = config if own and config is not None else known_config(item.model_id)
+        if shape is None:
+            note = f"the size of {item.model_id} is not known here: whether it fits is not checked"
+            return replace(item, note=note)
+        work = Work.of(values_for(item.quantization), images, item.gpus, bf16)
+        fitting = _fitting(shape, work, there, given)
+        if fitting is not None:
+            return replace(item, rows=fitting.micro_batch, answers=fitting.eval_batch, note=_idle(item, len(gpus)))
     last = tries[-1]
-    size = size_of(last.model_id, weights_gib)
-    assert size is not None
-    wanted = needed_gib(size, last.quantization, last.gpus, bf16)
-    return _noted(last, f"may not fit: about {wanted:.0f} GiB on each GPU wanted, {memory:.0f} GiB there")
+    return replace(last, rows=last.rows if ROWS in given else 1, answers=last.answers if ANSWERS in given else 1)
 
 
-def _noted(item: Fit, note: str) -> Fit:
-    return Fit(item.model_id, item.quantization, item.gpus, note)
+def memory_of(gpus: Sequence[Gpu]) -> float | None:
+    """GiB that each GPU has, None where that is not known."""
+    sizes = [gpu.memory_gib for gpu in gpus if gpu.memory_gib and not gpu.mig]
+    return min(sizes) if gpus and len(sizes) == len(gpus) else None
+
+
+def judge(shape: Mapping[str, Any], work: Work, there: float) -> str:
+    """What is wrong with a run that does not fit into `there` GiB, and what would help; nothing if it fits."""
+    memory = estimate(shape, work)
+    if memory.peak <= there:
+        return ""
+    flags = remedies(shape, work, there)
+    helps = f"; {' or '.join(flags)} would make it fit" if flags else "; a smaller model, or larger GPUs, would fit"
+    over = f"{memory.peak - there:.1f} GiB too much"
+    return f"may not fit: {memory.peak:.1f} GiB wanted on each GPU while {memory.peak_stage}, {over}{helps}"
+
+
+def _fitting(shape: Mapping[str, Any], work: Work, there: float, given: Mapping[str, Any]) -> Work | None:
+    """The work with as many rows, and as many answers, at a time as fit; fewer than wanted where the user left that
+    open. None if not even one does."""
+    rows = [work.micro_batch] if ROWS in given else _halved(work.micro_batch)
+    answers = [work.eval_batch] if ANSWERS in given else _halved(work.eval_batch)
+    for count in rows:
+        trained = replace(work, micro_batch=count)
+        if estimate(shape, trained).of("training") <= there:
+            break
+    else:
+        return None
+    for count in answers:
+        measured = replace(trained, eval_batch=count)
+        if estimate(shape, measured).peak <= there:
+            return measured
+    return None
+
+
+def _halved(count: int) -> list[int]:
+    found = [count]
+    while found[-1] > 1:
+        found.append(found[-1] // 2)
+    return found
 
 
 def _idle(item: Fit, gpus: int) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from finetune.errors import ModelError
-from finetune.hardware import GIB
 from finetune.settings import Trouble
 from finetune.shapes import TEXT_LAYER_CLASS
 from finetune.shards import AGAIN, read_shards
@@ -25,7 +24,6 @@ class ModelFacts:
     kind: Literal["embedded", "folder", "hub"]
     config: Mapping[str, Any] | None = None
     """The model's config.json, if it is known."""
-    weights_gib: float | None = None
 
 
 def look_in_folder(name: str, kind: Literal["embedded", "folder"], folder: Folder) -> ModelFacts | Trouble:
@@ -52,12 +50,12 @@ def look_in_folder(name: str, kind: Literal["embedded", "folder"], folder: Folde
             "give a Gemma 4 such as google/gemma-4-31B-it",
         )
     try:
-        size = sum(shard.size for shard in read_shards(folder, files))
+        read_shards(folder, files)
     except ModelError as error:
         return Trouble("model_id", error.message, error.hint)
     if not any(name in files for name in TOKENIZER_FILES):
         return wrong(f"has no tokenizer ({' or '.join(TOKENIZER_FILES)})", "copy the tokenizer's files into the folder")
-    return ModelFacts(name, kind, config, size / GIB)
+    return ModelFacts(name, kind, config)
 
 
 def _base_first(folder: Folder) -> str:

@@ -65,6 +65,9 @@ class Plan:
     """What a user should know: fallbacks, scaled values, ignored flags."""
     adapter: Mapping[str, Any] | None = None
     """What LoRA adds: `modules` and `parameters`, each by part of the model. None where that is not known yet."""
+    memory: Mapping[str, Any] | None = None
+    """GiB on each GPU that are there, and that are wanted, by stage and by what. None without GPUs, or where the
+    model's shape is not known yet."""
     adapter_path: str | None = None
     """evaluate and merge: the adapter to load on top of the model."""
     split: Literal["train", "test"] = "test"

@@ -11,6 +11,7 @@ from typing import Any
 from finetune.embedded import EMBEDDED
 from finetune.fit import fit
 from finetune.hardware import Gpu, Machine
+from finetune.settings import DEFAULTS
 
 ROWS_PER_STEP = 512
 """Rows of an optimizer step in the published text-to-SQL recipe: 2 a GPU x 32 micro-batches x 8 GPUs."""
@@ -220,26 +221,30 @@ class Setup:
     note: str = ""
 
 
-def set_up(matched: Match, model_id: str | None, weights_gib: float | None, quantization: str | None) -> Setup:
-    """Work out a profile. `model_id` and `quantization` are the user's own choice, None where there is none."""
+def set_up(
+    matched: Match,
+    given: Mapping[str, Any],
+    task: Mapping[str, Any],
+    images: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> Setup:
+    """Work out a profile. `given` is what the user chose, `task` what its task wants, by setting; `config` the shape
+    of the user's model, where it is known."""
     profile = matched.profile
     gpus = matched.gpus[: profile.max_gpus] if profile.max_gpus is not None else matched.gpus
     if not profile.sized:
         return Setup(profile.settings, profile.accel_config, gpus)
-    if model_id == EMBEDDED:
+    if given.get("model_id") == EMBEDDED:
         return Setup({**LORA, **profile.settings}, profile.accel_config, gpus)
-    chosen = fit(gpus, model_id, weights_gib, quantization)
-    if chosen.quantization == "nf4":
-        settings = {**QLORA, "lora_targets": "text", "model_id": chosen.model_id}
-    else:
-        rows = profile.settings["per_device_train_batch_size"] * chosen.gpus
-        accumulation = max(1, round(ROWS_PER_STEP / rows))
-        settings = {
-            **LORA,
-            **profile.settings,
-            "model_id": chosen.model_id,
-            "gradient_accumulation_steps": accumulation,
-        }
+    by_kind: Mapping[str, Mapping[str, Any]] = {
+        "none": {**LORA, **profile.settings},
+        "nf4": {**QLORA, "lora_targets": "text"},
+    }
+    chosen = fit(gpus, lambda kind: {**DEFAULTS, **by_kind[kind], **task, **given}, images, given, config)
+    settings = {**by_kind[chosen.quantization], "model_id": chosen.model_id}
+    settings |= {"per_device_train_batch_size": chosen.rows, "eval_batch_size": chosen.answers}
+    if chosen.quantization == "none":
+        settings["gradient_accumulation_steps"] = max(1, round(ROWS_PER_STEP / (chosen.rows * chosen.gpus)))
     return Setup(settings, profile.accel_config if chosen.gpus > 1 else "gpu1.yaml", gpus[: chosen.gpus], chosen.note)
 
 

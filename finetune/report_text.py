@@ -37,6 +37,8 @@ HYPER_PARAMETERS = (
     "seed",
 )
 """The settings that made the adapter what it is, for the card."""
+PLANNED_AS = {"load": "loading", "before": "measuring", "train": "training", "after": "measuring"}
+"""A run's stages, as the plan calls them."""
 WEAKEST = 5
 
 
@@ -80,9 +82,20 @@ def markdown_summary(run_dir: Path, place: str) -> str:
         metrics_table(results.metrics),
         weakest_classes(results.metrics),
         " · ".join(f"{stage} {duration(seconds)}" for stage, seconds in results.run["seconds"].items()),
+        memory(results.run.get("memory") or {}),
         "\n".join(f"{name:<8} {place}/{file}" for name, file in places if (run_dir / file).exists()),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def memory(record: Mapping[str, Any]) -> str:
+    """The most of a GPU that each stage used, and what the plan said; "" without a GPU."""
+    planned = (record.get("planned") or {}).get("stages_gib", {})
+    parts = []
+    for name, used in record.get("measured_gib", {}).items():
+        wanted = sum(planned.get(PLANNED_AS.get(name, name), {}).values())
+        parts.append(f"{name} {used:.1f} GiB" + (f" of {wanted:.1f} planned" if wanted else ""))
+    return f"GPU memory: {', '.join(parts)}" if parts else ""
 
 
 def metrics_table(metrics: Mapping[str, Any]) -> str:

@@ -12,7 +12,10 @@ from finetune.earlier import Decision, Earlier, decide
 from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.facts import Facts
+from finetune.fit import judge, memory_of
 from finetune.hardware import Gpu, Machine
+from finetune.known_models import known_config
+from finetune.memory import Work, estimate
 from finetune.plan import BY_USER, Launch, Plan, Source
 from finetune.profiles import (
     BY_NAME,
@@ -34,8 +37,6 @@ from finetune.tasks import TASKS
 from finetune.tasks.base import Task
 
 FSDP_CONFIG = "fsdp2.yaml"
-UNIFIED_HUB_IDS = ("google/gemma-4-12b-it", "google/gemma-4-12b")
-"""Hub models of the unified architecture, for a plan made before the first download."""
 
 
 def draft(request: Request, machine: Machine) -> dict[str, Any]:
@@ -70,6 +71,8 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         notes.append(f"gradient_accumulation_steps is {shared}, not {alone}: {nodes} nodes share the rows of a step")
     proposal = Proposal(request, values, facts, machine, max(1, len(gpus)) * nodes, len(matched.gpus))
     problems += find_problems(proposal)
+    memory, too_much = _memory(request, facts, values, gpus)
+    notes += [too_much] if too_much else []
     plan = Plan(
         command=request.command,
         settings=Settings(**values),
@@ -82,6 +85,7 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         machine=asdict(machine),
         notes=(*notes, *(find_merge_notes if request.command == "merge" else find_notes)(proposal)),
         adapter=_adapter(facts, values) if request.command == "run" else None,
+        memory=memory,
         adapter_path=facts.adapter,
         split=request.split,
     )
@@ -187,10 +191,11 @@ def _layer(
         note = f"changed from the saved plan by {changed}" if changed else ""
         return {**asdict(request.saved.settings), **given}, sources, matched.gpus, note
     model_id = given.get("model_id") or request.adapter_base
-    weights = facts.model.weights_gib if facts else None
-    setup = set_up(matched, model_id, weights, given.get("quantization"))
+    task = TASKS[{**DEFAULTS, **matched.profile.settings, **request.adapter_settings, **given}["task"]]
+    chosen = {**request.adapter_settings, **given, **({"model_id": model_id} if model_id else {})}
+    config = facts.model.config if facts else known_config(model_id or "")
+    setup = set_up(matched, chosen, task.DEFAULTS, task.IMAGES, config)
     model_id = model_id or setup.settings["model_id"]
-    task = TASKS[{**DEFAULTS, **setup.settings, **request.adapter_settings, **given}["task"]]
     own_data = EMBEDDED if EMBEDDED in (model_id, setup.settings.get("dataset")) else task.SOURCE.dataset
     toy_data = given.get("dataset", own_data) == EMBEDDED
     layers: list[tuple[str, Mapping[str, Any]]] = [
@@ -240,9 +245,22 @@ def _launch(
 
 
 def _layer_class(facts: Facts) -> str:
-    unified = facts.model.name.lower() in UNIFIED_HUB_IDS
-    kind = facts.model.config["model_type"] if facts.model.config else "gemma4_unified" if unified else "gemma4"
+    kind = facts.model.config["model_type"] if facts.model.config else "gemma4"
     return TEXT_LAYER_CLASS.get(kind, TEXT_LAYER_CLASS["gemma4"])
+
+
+def _memory(
+    request: Request, facts: Facts, values: Mapping[str, Any], gpus: tuple[Gpu, ...]
+) -> tuple[dict[str, Any] | None, str]:
+    """What each GPU has and needs, and what to say if that is too little."""
+    config, there = facts.model.config, memory_of(gpus)
+    if not gpus or config is None or request.command == "merge":
+        return None, ""
+    bf16, images = all(gpu.bf16 for gpu in gpus), TASKS[values["task"]].IMAGES
+    work = Work.of(values, images, len(gpus), bf16, trains=request.command == "run")
+    found = estimate(config, work)
+    told = {"there_gib": there, "stages_gib": found.stages, "host_gib": round(found.host, 1)}
+    return told, judge(config, work, there) if there else ""
 
 
 def _adapter(facts: Facts, values: Mapping[str, Any]) -> dict[str, Any] | None:

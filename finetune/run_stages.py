@@ -13,10 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 
 from finetune import data, evaluate, model, report, report_html, report_images
 from finetune.errors import Interrupted
+from finetune.hardware import GIB
 from finetune.journal import Answers, Journal, Recalled, Side
 from finetune.pictures import as_seen
 from finetune.plan import Plan
@@ -35,6 +37,8 @@ class Clock:
         self.seconds: dict[str, float] = {}
         self.starts: list[Mapping[str, Any]] = []
         self.fingerprint = ""
+        self.memory: dict[str, float] = {}
+        """GiB of this process's GPU in use at most, by stage. Of this start alone."""
         self._stage, self._since = "", 0.0
 
     @contextmanager
@@ -42,8 +46,12 @@ class Clock:
         """Time a stage, and say what is being done."""
         say(f"> {doing}")
         self._stage, self._since = name, time.monotonic()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         yield
         self.seconds, self._stage = self._so_far(), ""
+        if torch.cuda.is_available():
+            self.memory[name] = _used_at_most()
 
     def go_on(self, recalled: Recalled, prepared: data.Prepared) -> None:
         """Count from where an earlier start left off."""
@@ -62,6 +70,13 @@ class Clock:
             return self.seconds
         spent = self.seconds.get(self._stage, 0.0) + time.monotonic() - self._since
         return {**self.seconds, self._stage: round(spent, 2)}
+
+
+def _used_at_most() -> float:
+    """GiB of the GPU since the last reset: what torch had taken, and what is taken besides (CUDA, NCCL, others)."""
+    free, there = torch.cuda.mem_get_info()
+    besides = there - free - torch.cuda.memory_reserved()
+    return round((torch.cuda.max_memory_reserved() + besides) / GIB, 1)
 
 
 def say(text: str) -> None:
@@ -180,6 +195,7 @@ def record(
         "seed": plan.settings.seed,
         "data": prepared.record,
         "model": asdict(described),
+        "memory": {"planned": plan.memory, "measured_gib": clock.memory},
         "seconds": {**clock.seconds, "total": round(sum(clock.seconds.values()), 2)},
         "training": training,
     }

@@ -57,33 +57,6 @@ AUDIO_DEFAULTS: Mapping[str, Any] = {
 }
 """transformers' values for keys that a config.json leaves out."""
 
-GEMMA4_31B: Mapping[str, Any] = {
-    "model_type": "gemma4",
-    "text_config": {
-        "hidden_size": 5376,
-        "intermediate_size": 21504,
-        "num_hidden_layers": 60,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "num_global_key_value_heads": 4,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "attention_k_eq_v": True,
-        "hidden_size_per_layer_input": 0,
-    },
-    "vision_config": {
-        "hidden_size": 1152,
-        "intermediate_size": 4304,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 72,
-        "patch_size": 16,
-    },
-}
-KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {"google/gemma-4-31B-it": GEMMA4_31B, "google/gemma-4-31B": GEMMA4_31B}
-"""Shapes of hub models by id, for a plan made with no network."""
-
 
 @dataclass(frozen=True)
 class AdapterSize:

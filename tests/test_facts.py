@@ -37,7 +37,6 @@ def test_a_folder_is_read(model: Path) -> None:
     assert found.troubles == ()
     assert (found.model.kind, found.model.name) == ("folder", str(model))
     assert found.model.config is not None and found.model.config["model_type"] == "gemma4"
-    assert found.model.weights_gib is not None and found.model.weights_gib > 0
 
 
 def test_the_embedded_model_is_looked_up_too() -> None:
@@ -51,16 +50,16 @@ def test_a_hub_id_needs_no_network() -> None:
     found = look(model_id="google/gemma-4-31B-it")
     assert (found.model.kind, found.troubles) == ("hub", ())
     assert found.model.config is not None
-    assert look(model_id="google/gemma-4-E4B-it").model.config is None
+    assert look(model_id="someone/gemma-4-tuned").model.config is None
 
 
 def test_an_earlier_download_tells_the_shape(tmp_path: Path) -> None:
-    repository = tmp_path / "hub" / "models--google--gemma-4-E4B-it"
+    repository = tmp_path / "hub" / "models--someone--gemma-4-tuned"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc\n")
     (repository / "snapshots" / "abc").mkdir(parents=True)
     (repository / "snapshots" / "abc" / "config.json").write_text('{"model_type": "gemma4"}')
-    assert look({"HF_HOME": str(tmp_path)}, model_id="google/gemma-4-E4B-it").model.config == {"model_type": "gemma4"}
+    assert look({"HF_HOME": str(tmp_path)}, model_id="someone/gemma-4-tuned").model.config == {"model_type": "gemma4"}
 
 
 def test_a_local_folder_wins_over_the_hub_and_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ def test_the_toy_learns_on_gpus(tmp_path: Path, task: str, profile: str, quantiz
     assert "warning: not merged" not in done.stderr
     assert all(value.isfinite().all() and value.abs().sum() > 0 for value in adapter(tmp_path / "out").values())
     run = json.loads((tmp_path / "out" / "run.json").read_text())
+    planned, measured = run["memory"]["planned"]["stages_gib"], run["memory"]["measured_gib"]
+    assert 0 < measured["train"] < 2 * sum(planned["training"].values()), "of the toy's: CUDA and NCCL, mostly"
     history = run["training"]["history"]
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
     assert ("uint8" if quantization == "nf4" else "bfloat16") in run["model"]["dtypes"]

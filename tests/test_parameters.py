@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from finetune.known_models import GEMMA4_31B
 from finetune.parameters import Parameters, count
-from finetune.shapes import GEMMA4_31B
 from tests.test_shapes import AUDIO, SMALL, TEXT_CONFIGS, VISION
 
 UNIFIED_TEXT = {key: value for key, value in SMALL.items() if "per_layer_input" not in key}

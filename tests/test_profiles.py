@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from finetune.fit import LADDER, SIZES, fit, needed_gib, size_of
+from finetune.fit import LADDER, fit
 from finetune.hardware import Gpu, Machine
+from finetune.known_models import known_config
 from finetune.launch import ACCEL_CONFIGS
 from finetune.profiles import (
     BY_NAME,
@@ -18,7 +19,7 @@ from finetune.profiles import (
     match,
     set_up,
 )
-from finetune.settings import OPTIONS, parse
+from finetune.settings import DEFAULTS, OPTIONS, parse
 from finetune.tasks import TASKS
 from tests.machines import NO_GPU, machine
 
@@ -39,9 +40,9 @@ CHOICES: list[tuple[str, str, str, str, int, int, str]] = [
     ("h100x3", "multi-gpu", "none", B31, 3, 85, "found 3 x"),
     ("h200x1", "gpu", "none", B31, 1, 512, "found 1 x NVIDIA H200"),
     ("a100-40x2", "multi-gpu", "nf4", B31, 1, 16, "too large for these 2 GPUs: NF4 on one of them, 1 idle"),
-    ("l4x1", "gpu", "nf4", E4B, 1, 16, "found 1 x NVIDIA L4"),
+    ("l4x1", "gpu", "none", E4B, 1, 512, "found 1 x NVIDIA L4"),
     ("l4x4", "multi-gpu", "none", E4B, 4, 64, "found 4 x NVIDIA L4"),
-    ("t4x1", "gpu", "nf4", E2B, 1, 16, "may not fit"),
+    ("t4x1", "gpu", "nf4", E2B, 1, 16, "found 1 x Tesla T4"),
     ("mig", "gpu", "nf4", E2B, 1, 16, "GPU memory is unknown (split with MIG)"),
     ("unified", "gpu", "nf4", E2B, 1, 16, "GPU memory is unknown (not told by the driver)"),
     ("mixed", "multi-gpu", "none", B31, 2, 128, "GPUs differ: 1 x Tesla T4 left out"),
@@ -54,7 +55,7 @@ def test_choice(
     name: str, profile: str, quantization: str, model: str, processes: int, accumulation: int, words: str
 ) -> None:
     matched = match(machine(name))
-    setup = set_up(matched, None, None, None)
+    setup = set_up(matched, {}, {})
     assert matched.profile.name == profile
     assert setup.settings["quantization"] == quantization
     assert setup.settings["model_id"] == model
@@ -66,7 +67,7 @@ def test_choice(
 def test_rows_of_a_step_stay_near_512_on_any_number_of_gpus() -> None:
     for count in range(2, 17):
         gpus = BY_NAME["b200x8"].assumes[:1] * count
-        settings = set_up(Match(BY_NAME["multi-gpu"], gpus, ""), None, None, None).settings
+        settings = set_up(Match(BY_NAME["multi-gpu"], gpus, ""), {}, {}).settings
         rows = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * count
         assert abs(rows - 512) <= count
 
@@ -86,7 +87,7 @@ def test_the_reason_for_the_cpu_is_why_there_is_no_gpu() -> None:
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_rows_of_the_table_hold_together(profile: Any) -> None:
     assert (ACCEL_CONFIGS / profile.accel_config).is_file()
-    setup = set_up(Match(profile, profile.assumes, ""), None, None, None)
+    setup = set_up(Match(profile, profile.assumes, ""), {}, {})
     tables = [setup.settings, EMBEDDED_MODEL, *EMBEDDED_TASKS.values(), *EMBEDDED_DATA.values()]
     for name, value in (item for table in tables for item in table.items()):
         assert name in OPTIONS
@@ -102,41 +103,49 @@ def test_there_are_profiles_for_the_published_machines_and_for_all_others() -> N
     assert [profile.name for profile in PROFILES] == ["b200x8", "rtx-pro-6000", "multi-gpu", "gpu", "cpu"]
 
 
+def setup(gpus: str, **given: Any) -> Any:
+    return set_up(match(machine(gpus)), given, {})
+
+
 @pytest.mark.parametrize(
-    ("gpus", "model", "weights_gib", "quantization", "expected", "processes"),
+    ("gpus", "given", "expected", "processes"),
     [
-        ("h100x8", E2B, None, None, "none", 8),
-        ("l4x1", B31.lower(), None, None, "nf4", 1),
-        ("l4x1", "/models/own", 3.0, None, "none", 1),
-        ("l4x1", "/models/own", 20.0, None, "nf4", 1),
-        ("h100x8", B31, None, "nf4", "nf4", 1),
-        ("rtx-pro-server", B31, None, "none", "none", 1),
-        ("h100x8", "someone/unheard-of", None, None, "none", 8),
+        ("h100x8", {"model_id": E2B}, "none", 8),
+        ("l4x1", {"model_id": B31.lower()}, "nf4", 1),
+        ("h100x8", {"model_id": B31, "quantization": "nf4"}, "nf4", 1),
+        ("b200x1", {"model_id": B31, "quantization": "none"}, "none", 1),
+        ("h100x8", {"model_id": "someone/unheard-of"}, "none", 8),
+        ("l4x1", {"model_id": E4B, "max_length": 8192}, "nf4", 1),
     ],
 )
-def test_fit_of_a_users_model(
-    gpus: str, model: str, weights_gib: float | None, quantization: str | None, expected: str, processes: int
-) -> None:
-    chosen = fit(machine(gpus).gpus, model, weights_gib, quantization)
-    assert (chosen.model_id, chosen.quantization, chosen.gpus) == (model, expected, processes)
+def test_fit_of_a_users_model(gpus: str, given: dict[str, Any], expected: str, processes: int) -> None:
+    chosen = setup(gpus, **given)
+    assert (chosen.settings["model_id"], chosen.settings["quantization"]) == (given["model_id"], expected)
+    assert len(chosen.gpus) == processes
+
+
+def test_a_users_folder_is_judged_by_its_own_shape() -> None:
+    given = {"model_id": "/models/own"}
+    small = set_up(match(machine("l4x1")), given, {}, config=known_config(E2B))
+    large = set_up(match(machine("l4x1")), given, {}, config=known_config("google/gemma-4-12B-it"))
+    assert [one.settings["quantization"] for one in (small, large)] == ["none", "nf4"]
 
 
 def test_an_unknown_size_is_said() -> None:
-    assert "is not known here" in fit(machine("h100x8").gpus, "someone/unheard-of").note
+    assert "is not known here" in setup("h100x8", model_id="someone/unheard-of").note
 
 
-def test_more_gpus_need_less_memory_each() -> None:
-    size = SIZES[B31]
-    needs = [needed_gib(size, "none", count) for count in (1, 2, 4, 8)]
-    assert needs == sorted(needs, reverse=True)
-    assert needed_gib(size, "nf4", 1) < needs[0]
-    assert needed_gib(size, "none", 1, bf16=False) > needs[0]
-    assert size_of("GOOGLE/gemma-4-31b-it", None) == size
-    assert size_of("someone/unheard-of", None) is None
+def test_rows_and_answers_at_a_time_are_fewer_where_memory_is_short() -> None:
+    """And the rows of a step stay: fewer at a time, more micro-batches."""
+    roomy, tight = setup("h100x8"), setup("h100x8", max_length=8192)
+    assert tight.settings["eval_batch_size"] < roomy.settings["eval_batch_size"] == 8
+    for chosen in (roomy, tight, setup("l4x4"), setup("h100x8", max_length=4096, activation_checkpointing=False)):
+        rows = chosen.settings["per_device_train_batch_size"] * chosen.settings["gradient_accumulation_steps"]
+        assert rows * len(chosen.gpus) == 512
 
 
 def test_weights_are_loaded_whole_before_they_are_sharded() -> None:
-    size = SIZES["google/gemma-4-31B-it"]
-    assert needed_gib(size, "none", 64) > size.bf16_gib
     small = [Gpu(index, "NVIDIA A100-SXM4-40GB", 40.0, 8.0) for index in range(8)]
-    assert fit(small, "google/gemma-4-31B-it").quantization == "nf4", "on one of them"
+    values = {**DEFAULTS, "per_device_train_batch_size": 1}
+    chosen = fit(small, lambda kind: {**values, "quantization": kind}, False, {"model_id": B31})
+    assert (chosen.quantization, chosen.gpus) == ("nf4", 1), "on one of them"

@@ -88,3 +88,16 @@ def test_labels_spell_acronyms() -> None:
 def test_hub_ids() -> None:
     assert report_text.is_hub_id("google/gemma-4-31B-it")
     assert not any(map(report_text.is_hub_id, ("embedded", "/a/b", "a/b/c", "data.jsonl", "tests/bench", None)))
+
+
+def test_memory_used_stands_beside_what_was_planned() -> None:
+    planned = {
+        "there_gib": 80.0,
+        "stages_gib": {"loading": {"weights": 58.3, "other": 5.9}, "training": {"weights": 9.0}},
+    }
+    record = {"planned": planned, "measured_gib": {"load": 61.0, "train": 8.5, "save": 2.0}}
+    assert (
+        report_text.memory(record)
+        == "GPU memory: load 61.0 GiB of 64.2 planned, train 8.5 GiB of 9.0 planned, save 2.0 GiB"
+    )
+    assert report_text.memory({"planned": None, "measured_gib": {}}) == report_text.memory({}) == ""

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
+from finetune.describe import describe
 from finetune.errors import UsageError, UsageErrors
 from finetune.facts import Facts, ModelFacts, Trouble
 from finetune.hardware import Machine
+from finetune.known_models import known_config
 from finetune.plan import Plan
 from finetune.profiles import EMBEDDED, EMBEDDED_MODEL
 from finetune.request import Raw, Request, merge
 from finetune.resolve import draft, resolve
 from finetune.settings import OPTIONS, flag
-from finetune.shapes import GEMMA4_31B
 from tests.machines import NO_GPU, machine
 
 B31 = "google/gemma-4-31B-it"
@@ -31,8 +32,7 @@ def ask(**values: Any) -> Request:
 def settle(request: Request, on: Machine, facts: Mapping[str, Any] | None = None) -> Plan:
     """Resolve, with facts that fit what was asked: the model is as named, and nothing is wrong."""
     values = draft(request, on)
-    config = GEMMA4_31B if values["model_id"] == B31 else None
-    model = ModelFacts(values["model_id"], "hub", config)
+    model = ModelFacts(values["model_id"], "hub", known_config(values["model_id"]))
     return resolve(request, on, replace(Facts(model, values["dataset"]), **(facts or {})))
 
 
@@ -153,7 +153,7 @@ def test_other_architectures_are_sharded_by_their_own_layers() -> None:
         settle(ask(model_id="google/gemma-4-12B-it"), machine("h100x8")).launch.fsdp_layer_class
         == "Gemma4UnifiedTextDecoderLayer"
     )
-    model = ModelFacts("/m", "folder", {"model_type": "gemma4_unified", "text_config": {}}, 20.0)
+    model = ModelFacts("/m", "folder", {"model_type": "gemma4_unified", "text_config": {}})
     assert (
         settle(ask(model_id="/m"), machine("h100x8"), {"model": model}).launch.fsdp_layer_class
         == "Gemma4UnifiedTextDecoderLayer"
@@ -238,7 +238,7 @@ def test_evaluating_no_rows_is_refused() -> None:
         ({"max_steps": 5, "num_train_epochs": 1}, "max_steps 5 ends training"),
         ({"hub_repo": "a/b"}, "hub_repo has no effect without push_to_hub"),
         ({"trust_remote": "true"}, "code from the model's repository will run here"),
-        ({"model_id": B31}, "the model needs about 116 GiB of RAM in fp32; there are 16.0"),
+        ({"model_id": B31}, "the model needs about 117 GiB of RAM in fp32; there are 16.0"),
     ],
 )
 def test_what_has_no_effect_is_said(values: dict[str, Any], note: str) -> None:
@@ -280,3 +280,19 @@ def test_a_saved_plan_needs_the_gpus_that_it_was_made_for() -> None:
 def test_a_saved_cpu_plan_runs_anywhere_and_as_before() -> None:
     saved = settle(Request(), NO_GPU)
     assert settle(Request(saved=saved), machine("b200x8")).launch.use_cpu
+
+
+def test_the_plan_says_what_memory_is_wanted_and_what_would_make_it_fit() -> None:
+    plan = settle(Request(), machine("b200x8"))
+    assert plan.memory is not None and plan.memory["there_gib"] == 179.1
+    assert set(plan.memory["stages_gib"]) == {"loading", "training", "measuring"}
+    assert "memory        loading   [#######.............] 64." in describe(plan)
+    assert not [note for note in plan.notes if "fit" in note]
+
+    tight = settle(ask(model_id=B31, quantization="none", max_length=512), machine("rtx-6000-ada"))
+    [note] = [note for note in tight.notes if "may not fit" in note]
+    assert "on each GPU while" in note and note.endswith("--quantization nf4 would make it fit")
+    scoring = settle(replace(ask(model_id=B31), command="evaluate"), machine("b200x8"))
+    assert scoring.memory is not None and "training" not in scoring.memory["stages_gib"]
+    for there in (NO_GPU, machine("mig")):
+        assert not [note for note in settle(Request(), there).notes if "may not fit" in note]

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from finetune.shapes import GEMMA4_31B, TEXT_LAYER_CLASS, adapter_size
+from finetune.known_models import GEMMA4_31B
+from finetune.shapes import TEXT_LAYER_CLASS, adapter_size
 
 TYPES = ["sliding_attention", "full_attention"]
 SMALL: dict[str, Any] = {
