@@ -60,7 +60,7 @@ def _machine(plan: Plan) -> str:
     machine = Machine(**facts)
     kinds: dict[str, list[Gpu]] = {}
     for gpu in machine.gpus:
-        memory = "split with MIG" if gpu.mig else f"{gpu.memory_gib or '?'} GiB each"
+        memory = "split with MIG" if gpu.mig and not gpu.memory_gib else f"{gpu.memory_gib or '?'} GiB each"
         kinds.setdefault(f"{gpu.name} ({memory})", []).append(gpu)
     parts = [f"{len(gpus)} x {kind}" for kind, gpus in kinds.items()] or ["no GPU"]
     parts += [f"driver {machine.driver}"] if machine.driver else []

@@ -65,8 +65,8 @@ def fit(
 
 
 def memory_of(gpus: Sequence[Gpu]) -> float | None:
-    """GiB that each GPU has, None where that is not known."""
-    sizes = [gpu.memory_gib for gpu in gpus if gpu.memory_gib and not gpu.mig]
+    """GiB that each GPU has free, None where that is not known."""
+    sizes = [gpu.free_gib for gpu in gpus if gpu.free_gib]
     return min(sizes) if gpus and len(sizes) == len(gpus) else None
 
 

@@ -9,26 +9,41 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "compute_cap", "mig.mode.current")
+FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap", "mig.mode.current")
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+SLICES = ("nvidia-smi", "-L")
 TIMEOUT_S: float = 30
 """The first call on a machine without a persistence daemon loads the driver: several seconds on 8 GPUs."""
 CGROUP = Path("/sys/fs/cgroup")
 GIB = 1024**3
+IDLE_GIB = 1.0
+"""What the driver itself takes of a GPU, at most: more is another process's."""
+SLICE_SHARE = 0.97
+"""Of a MIG slice's size, as its name has it, what can be used."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `memory_gib` is None where the driver does not tell it; `mig` says that it is split into slices."""
+    """One GPU. `memory_gib` is None where the driver does not tell it. `mig` says that it is split into slices; where
+    they are known it is one of them."""
 
     index: int
     name: str
     memory_gib: float | None
     compute_capability: float | None
     mig: bool = False
+    used_gib: float = 0.0
+    """In use already, by whatever process."""
+
+    @property
+    def free_gib(self) -> float | None:
+        """What a run can have of it."""
+        if self.memory_gib is None or self.used_gib <= IDLE_GIB:
+            return self.memory_gib
+        return round(self.memory_gib - self.used_gib, 1)
 
     @property
     def bf16(self) -> bool:
@@ -59,8 +74,12 @@ class Listed:
 def detect(environ: Mapping[str, str] = os.environ) -> Machine:
     """Look at this machine. Never fails: what cannot be read is absent, with the reason in `note`."""
     listed, problem = _ask_nvidia_smi()
-    gpus, note = visible(listed, environ.get("CUDA_VISIBLE_DEVICES"))
-    return Machine(gpus, listed[0].driver if listed else None, _cpu_cores(), _ram_gib(), problem or note)
+    asked = environ.get("CUDA_VISIBLE_DEVICES")
+    gpus, note = visible(listed, asked)
+    if any(gpu.mig for gpu in gpus):
+        gpus, note = one_slice(gpus, parse_slices(_ask(SLICES)[0]), asked)
+    note = "; ".join(part for part in (problem or note, in_use(gpus)) if part)
+    return Machine(gpus, listed[0].driver if listed else None, _cpu_cores(), _ram_gib(), note)
 
 
 def parse_gpus(text: str) -> list[Listed]:
@@ -70,10 +89,60 @@ def parse_gpus(text: str) -> list[Listed]:
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(FIELDS) or not values[0].isdigit():
             continue
-        index, uuid, name, memory_mib, driver, capability, mig = values
+        index, uuid, name, memory_mib, used_mib, driver, capability, mig = values
         gib = round(memory / 1024, 1) if (memory := _number(memory_mib)) is not None else None
-        found.append(Listed(Gpu(int(index), name, gib, _number(capability), mig == "Enabled"), uuid, driver))
+        used = round((_number(used_mib) or 0.0) / 1024, 1)
+        found.append(Listed(Gpu(int(index), name, gib, _number(capability), mig == "Enabled", used), uuid, driver))
     return found
+
+
+def in_use(gpus: tuple[Gpu, ...]) -> str:
+    """The GPUs that another process uses, as a note."""
+    busy = [gpu for gpu in gpus if gpu.free_gib != gpu.memory_gib]
+    return "; ".join(f"GPU {gpu.index}: {gpu.used_gib:.1f} of {gpu.memory_gib} GiB are in use already" for gpu in busy)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a GPU that is split with MIG, such as 3g.40gb on GPU 0."""
+
+    gpu: int
+    profile: str
+    uuid: str
+
+    @property
+    def memory_gib(self) -> float | None:
+        size = re.search(r"(\d+)gb", self.profile)
+        return round(SLICE_SHARE * int(size[1]), 1) if size else None
+
+
+def parse_slices(text: str) -> list[Slice]:
+    """Read the list of `nvidia-smi -L`, in which the slices of a GPU stand below it."""
+    found, index = [], 0
+    for line in text.splitlines():
+        if above := re.match(r"GPU (\d+):", line):
+            index = int(above[1])
+        elif below := re.match(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)", line):
+            found.append(Slice(index, below[1], below[2]))
+    return found
+
+
+def one_slice(
+    gpus: tuple[Gpu, ...], slices: list[Slice], cuda_visible_devices: str | None
+) -> tuple[tuple[Gpu, ...], str]:
+    """What CUDA shows of GPUs of which some are split: the whole ones; else one slice, the named one or the first."""
+    whole = tuple(gpu for gpu in gpus if not gpu.mig)
+    if whole:
+        return whole, f"{len(gpus) - len(whole)} GPU(s) split with MIG are left out"
+    named = (cuda_visible_devices or "").split(",")[0].strip()
+    mine = [part for part in slices if part.gpu in [gpu.index for gpu in gpus]]
+    chosen = next((part for part in slices if part.uuid == named), mine[0] if mine else None)
+    if chosen is None:
+        return gpus[:1], "split with MIG, and its slices are not listed"
+    gpu = next((gpu for gpu in gpus if gpu.index == chosen.gpu), gpus[0])
+    others = f", {len(slices) - 1} others are not used" if len(slices) > 1 else ""
+    name, size = f"{gpu.name} MIG {chosen.profile}", chosen.memory_gib
+    return (replace(gpu, name=name, memory_gib=size, used_gib=0.0),), f"a process has one slice{others}"
 
 
 def visible(listed: list[Listed], cuda_visible_devices: str | None) -> tuple[tuple[Gpu, ...], str]:
@@ -104,20 +173,27 @@ def _names(entry: str, item: Listed) -> bool:
 
 
 def _ask_nvidia_smi() -> tuple[list[Listed], str]:
+    text, problem = _ask(QUERY)
+    listed = parse_gpus(text)
+    said = text.strip().splitlines()
+    return listed, problem or ("" if listed else f"nvidia-smi lists no GPU: {said[0] if said else 'no output'}")
+
+
+def _ask(command: tuple[str, ...]) -> tuple[str, str]:
+    """What nvidia-smi prints, or why it prints nothing."""
     try:
-        answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
-        return [], "no NVIDIA driver here (nvidia-smi is not installed)"
+        return "", "no NVIDIA driver here (nvidia-smi is not installed)"
     except subprocess.TimeoutExpired:
-        return [], f"nvidia-smi did not answer within {TIMEOUT_S} s"
+        return "", f"nvidia-smi did not answer within {TIMEOUT_S} s"
     except OSError as error:
-        return [], f"nvidia-smi cannot be started: {error.strerror}"
+        return "", f"nvidia-smi cannot be started: {error.strerror}"
     said = (answer.stdout + answer.stderr).strip()
     first = said.splitlines()[0] if said else f"exit code {answer.returncode}, no output"
     if answer.returncode != 0:
-        return [], f"nvidia-smi failed: {first}"
-    listed = parse_gpus(answer.stdout)
-    return listed, "" if listed else f"nvidia-smi lists no GPU: {first}"
+        return "", f"nvidia-smi failed: {first}"
+    return answer.stdout + answer.stderr, ""
 
 
 def _number(text: str) -> float | None:

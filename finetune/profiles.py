@@ -188,8 +188,8 @@ def match(machine: Machine) -> Match:
         return Match(BY_NAME["cpu"], (), f"no GPU to use: {machine.note}" if machine.note else "no GPU to use")
     missed = ""
     for profile in PROFILES:
-        if not _has_words(gpus[0].name, profile.gpu):
-            continue
+        if not _has_words(gpus[0].name, profile.gpu) or (profile.gpu and gpus[0].mig):
+            continue  # a slice of a GPU is none
         if profile.min_gpus <= len(gpus) and (profile.max_gpus is None or len(gpus) <= profile.max_gpus):
             reason = "; ".join(part for part in (f"found {count(gpus)}", missed, left_out, machine.note) if part)
             return Match(profile, gpus, reason)

@@ -73,6 +73,7 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
     problems += find_problems(proposal)
     memory, too_much = _memory(request, facts, values, gpus)
     notes += [too_much] if too_much else []
+    notes += [_without_bf16(gpus[0])] if gpus and not gpus[0].bf16 else []
     plan = Plan(
         command=request.command,
         settings=Settings(**values),
@@ -261,6 +262,13 @@ def _memory(
     found = estimate(config, work)
     told = {"there_gib": there, "stages_gib": found.stages, "host_gib": round(found.host, 1)}
     return told, judge(config, work, there) if there else ""
+
+
+def _without_bf16(gpu: Gpu) -> str:
+    return (
+        f"{gpu.name} has no bf16 (compute capability {gpu.compute_capability}; 8.0 and later have it): the model is in "
+        "fp32, which takes twice the memory and many times as long"
+    )
 
 
 def _adapter(facts: Facts, values: Mapping[str, Any]) -> dict[str, Any] | None:

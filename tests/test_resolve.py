@@ -294,5 +294,7 @@ def test_the_plan_says_what_memory_is_wanted_and_what_would_make_it_fit() -> Non
     assert "on each GPU while" in note and note.endswith("--quantization nf4 would make it fit")
     scoring = settle(replace(ask(model_id=B31), command="evaluate"), machine("b200x8"))
     assert scoring.memory is not None and "training" not in scoring.memory["stages_gib"]
+    [note] = [note for note in settle(Request(), machine("t4x1")).notes if "bf16" in note]
+    assert note.startswith("Tesla T4 has no bf16 (compute capability 7.5; 8.0 and later have it): the model is in fp32")
     for there in (NO_GPU, machine("mig")):
         assert not [note for note in settle(Request(), there).notes if "may not fit" in note]
