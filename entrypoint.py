@@ -5,6 +5,7 @@
     entrypoint.py run --model-id google/gemma-4-31B-it --dataset rows.jsonl --output-dir out
     entrypoint.py evaluate --adapter out/adapter
     entrypoint.py merge --output-dir out              # base + adapter of that run -> out/merged
+    entrypoint.py doctor                              # check the machine, the model, the data, the output
     entrypoint.py stage --model-id google/gemma-4-31B-it --to gs://bucket/google/gemma-4-31B-it
 
 Nothing that is imported here loads torch: `--help` and `plan` are instant. The run itself is
@@ -81,7 +82,8 @@ def run(request: Request, hf_token: str | None, dry_run: bool) -> None:
 )
 def plan(request: Request, hf_token: str | None, json: bool) -> None:
     """Say what `run` would do here, and why. Does nothing."""
-    settled = _plan(replace(request, what_if=True), hf_token)
+    asked = replace(request, what_if=True)
+    settled = resolve(asked, *_look(asked, hf_token))
     click.echo(settled.to_json() if json else describe(settled, nodes=request.nodes), nl=False)
 
 
@@ -135,6 +137,30 @@ def stage(request: Request, hf_token: str | None, model_id: str | None, to: str 
     launch.execute_stage(model_id, to, hf_token)
 
 
+@cli.command(
+    cls=SettingsCommand,
+    short_help="Check this machine, and what a run would use.",
+    extra=[flag_option("json", "Print the checks for a program", is_flag=True)],
+)
+def doctor(request: Request, hf_token: str | None, json: bool) -> None:
+    """Check this machine and what a run with these settings would use: really write, multiply, tokenise.
+
+    Exit code 0 if nothing has to be mended.
+    """
+    from finetune.doctor import as_json, examine, table
+
+    machine, found = _look(request, hf_token)
+    settled, problems = None, None
+    try:
+        settled = resolve(replace(request, what_if=False), machine, found)
+    except UsageErrors as error:
+        problems = error
+    checks = examine(settled, found, problems, machine)
+    click.echo(as_json(checks) if json else table(checks, colour=sys.stdout.isatty()))
+    if any(check.state == "fail" for check in checks):
+        sys.exit(UsageError.exit_code)
+
+
 @cli.command(hidden=True)
 def flags() -> None:
     """Print the table of flags for README.md."""
@@ -148,14 +174,16 @@ def _as_trained(request: Request, adapter: str) -> Request:
     return replace(request, adapter_base=base, adapter_settings=settings)
 
 
-def _plan(request: Request, hf_token: str | None) -> Plan:
+def _look(request: Request, hf_token: str | None) -> tuple[hardware.Machine, facts.Facts]:
     machine = hardware.detect()
     environ = {**os.environ, **({"HF_TOKEN": hf_token} if hf_token else {})}
-    return resolve(request, machine, facts.gather(draft(request, machine), request.adapter, environ))
+    return machine, facts.gather(draft(request, machine), request.adapter, environ)
 
 
 def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
-    settled = _plan(replace(request, what_if=dry_run), hf_token)
+    asked = replace(request, what_if=dry_run)
+    machine, found = _look(asked, hf_token)
+    settled = resolve(asked, machine, found)
     out, name = settled.settings.output_dir, PLAN_FILES[settled.command]
     # Only the first node writes the results; what the others need of the plan is of this moment. So is what a bucket's
     # run is started with.
@@ -167,6 +195,8 @@ def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
         return
     if dry_run:
         return
+    if shared:
+        _check(settled, found, machine)
     text = settled.to_json()
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -177,6 +207,21 @@ def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
         reason = error.message if isinstance(error, StorageError) else f"cannot be written: {error.strerror}"
         raise UsageError(f"{out}/{name}: {reason}", "write another --output-dir") from error
     launch.execute(settled, home / name, hf_token, request.nodes)
+
+
+def _check(settled: Plan, found: facts.Facts, machine: hardware.Machine) -> None:
+    """The quick checks of `doctor`. Raises UsageErrors for a disk that is too small, or that does not take files."""
+    from finetune.doctor import SHARED_MEMORY, quick
+
+    failed = quick(settled, found, machine)
+    for check in failed:
+        if check.name == SHARED_MEMORY:  # some machines do without
+            click.echo(f"warning: {check.name}: {check.found}\n  hint: {check.remedy}", err=True)
+    wrong: list[FinetuneError] = [
+        UsageError(f"{check.name}: {check.found}", check.remedy) for check in failed if check.name != SHARED_MEMORY
+    ]
+    if wrong:
+        raise UsageErrors(wrong)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -20,12 +20,12 @@ from finetune.settings import DEFAULTS, FLAGS, GROUPS, OPTIONS, flag, kind
 from finetune.tasks.base import Split
 
 SPLITS: tuple[Split, ...] = ("test", "train")
-COMMANDS = ("run", "plan", "evaluate", "merge", "stage")
+COMMANDS = ("run", "plan", "evaluate", "merge", "stage", "doctor")
 ELSEWHERE = {
     "--adapter": "evaluate, merge",
     "--split": "evaluate",
     "--to": "stage",
-    "--json": "plan",
+    "--json": "plan, doctor",
     "--plan": "run",
     "--dry-run": "run",
 }

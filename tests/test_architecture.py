@@ -44,6 +44,7 @@ BEFORE = (
     "finetune.resolve",
     "finetune.launch",
     "finetune.describe",
+    "finetune.doctor",
     "finetune.cli",
     "entrypoint",
 )
@@ -85,6 +86,7 @@ AFTER = (
     "finetune.report_html",
     "finetune.workplace",
     "finetune.run_stages",
+    "finetune.doctor_worker",
     "finetune.worker",
 )
 """Right of it: what runs in the processes that accelerate starts."""

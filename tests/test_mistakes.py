@@ -45,7 +45,7 @@ MISTAKES: list[tuple[str, Mapping[str, str], str, tuple[str, ...]]] = [
     ("evaluate --adapter nowhere", {}, "", ("--adapter: nowhere: nothing is there",)),
     ("evaluate --eval-size 0", {}, "", ("--eval-size: 0 rows leave nothing to evaluate",)),
     ("rn", {}, "", ("rn: no such command", "did you mean run?")),
-    ("rows.jsonl", {}, "", ("rows.jsonl: no such command", "run, plan, evaluate, merge and stage")),
+    ("rows.jsonl", {}, "", ("rows.jsonl: no such command", "run, plan, evaluate, merge, stage and doctor")),
     ("run rows.jsonl", {}, "", ("rows.jsonl: not expected here", "a value follows its flag")),
     ("--seed 1 plan", {}, "", ("plan: not expected here", "a command comes first: entrypoint.py plan")),
     ("--model-id nowhere", {}, "", ("--model-id: nowhere: no such folder, and not a hub id either",)),
