@@ -24,6 +24,8 @@ PROFILE = "profile"
 NAMES: Mapping[str, str] = {**FLAGS, PROFILE: PROFILE}
 CHOICES: Mapping[str, tuple[str, ...]] = {"task": tuple(TASKS), PROFILE: tuple(BY_NAME)}
 TOKEN_HINT = "set HF_TOKEN=... in the environment: a token belongs in no file and no plan"
+MEANT = {"gpu": "cuda", "4bit": "nf4", "qlora": "nf4", "bf16": "none", "sql": "text-to-sql", "images": "pets"}
+"""Words for a choice that are spelled nothing like it."""
 
 
 @dataclass(frozen=True)
@@ -158,15 +160,19 @@ def _value(name: str, text: str) -> Any:
         raise ValueError(f"needs a value{f', found the flag {text}' if text.strip() else ''}")
     if name in CHOICES:
         if text not in CHOICES[name]:
-            raise ValueError(f"{text!r} is not known; expected {' or '.join(CHOICES[name])}")
+            *others, last = CHOICES[name]
+            raise ValueError(f"{text!r} is not known; expected {', '.join(others)} or {last}")
         return text
     return parse(name, text)
 
 
 def _what_to_write(name: str, raw: Raw) -> str:
     choices = CHOICES.get(name) or OPTIONS[name].choices
-    near = get_close_matches(raw.text, choices, 1, 0.5)
-    return ("did you mean " if near else "write ") + _written(name, near[0] if near else _example(name), raw.origin)
+    meant = MEANT.get(raw.text.lower(), "")
+    near = [meant] if meant in choices else get_close_matches(raw.text, choices, 1, 0.5)
+    if near:
+        return f"did you mean {_written(name, near[0], raw.origin)}?"
+    return f"write {_written(name, _example(name), raw.origin)}"
 
 
 def _example(name: str) -> str:
@@ -192,5 +198,6 @@ def _as_key(name: str) -> str:
 
 
 def _nearest(spelling: str, known: Iterable[str], form: Any) -> str:
-    near = get_close_matches(spelling, list(known), 1, 0.6)
+    names = list(known)
+    near = [name for name in names if name.startswith(spelling)] or get_close_matches(spelling, names, 1, 0.6)
     return f"did you mean {form(near[0])}?" if near else "entrypoint.py run --help lists all of them"
