@@ -5,12 +5,13 @@ What an earlier start of the same run has behind it (journal.py) is not done aga
 """
 
 import gc
+import os
 import sys
 import warnings
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate import PartialState
@@ -196,5 +197,14 @@ def merge_only(plan: Plan, place: Workplace, stop: Stop) -> None:
     place.publish()
 
 
+def start(plan_path: str) -> NoReturn:
+    """Do what the plan says, and end the process there. At the interpreter's own end, threads of torch that are still
+    at work abort it now and then, and the exit code would be that of a crash."""
+    code = main(plan_path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    start(sys.argv[1])

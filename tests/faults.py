@@ -93,13 +93,13 @@ def _fork(plan: Path, log: Path, fault: str) -> tuple[int, str]:
 
 
 def _work(plan: Path, log: Path, fault: str) -> None:
-    from finetune.worker import main
+    from finetune.worker import start
 
     sys.stdout = sys.stderr = log.open("w", buffering=1)  # a test's own are pytest's
     os.dup2(sys.stderr.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
     inject(fault)
-    sys.exit(main(str(plan)))
+    start(str(plan))
 
 
 def _launch(plan: Path, log: Path, fault: str) -> tuple[int, str]:
@@ -194,9 +194,9 @@ def main() -> int:
 
         two_cpu_ranks.patch()
         inject(os.environ["FAULT"])
-        from finetune.worker import main
+        from finetune.worker import start
 
-        return main(sys.argv[1])
+        start(sys.argv[1])
     parser = argparse.ArgumentParser(description=__doc__)
     for name, known in (("kind", KINDS), ("store", STORES), ("signal", SIGNALS)):
         parser.add_argument(f"--{name}", choices=known, action="append")

@@ -40,6 +40,6 @@ def patch() -> None:
 
 if __name__ == "__main__":
     patch()
-    from finetune.worker import main
+    from finetune.worker import start
 
-    sys.exit(main(sys.argv[1]))
+    start(sys.argv[1])
