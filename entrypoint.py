@@ -81,10 +81,11 @@ def run(request: Request, hf_token: str | None, dry_run: bool) -> None:
     extra=[PLAN_FLAG, flag_option("json", "Print plan.json, not prose", is_flag=True)],
 )
 def plan(request: Request, hf_token: str | None, json: bool) -> None:
-    """Say what `run` would do here, and why. Does nothing."""
+    """Say what `run` would do here, and why. Does nothing. Exit code 0 if it would be started."""
     asked = replace(request, what_if=True)
     settled = resolve(asked, *_look(asked, hf_token))
     click.echo(settled.to_json() if json else describe(settled, nodes=request.nodes), nl=False)
+    _end_unless_it_would_run(settled)
 
 
 @cli.command(
@@ -194,6 +195,7 @@ def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
         click.echo(f"{out} holds this very run, finished: there is nothing to do (--overwrite runs it again)")
         return
     if dry_run:
+        _end_unless_it_would_run(settled)
         return
     if shared:
         _check(settled, found, machine)
@@ -207,6 +209,12 @@ def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
         reason = error.message if isinstance(error, StorageError) else f"cannot be written: {error.strerror}"
         raise UsageError(f"{out}/{name}: {reason}", "write another --output-dir") from error
     launch.execute(settled, home / name, hf_token, request.nodes)
+
+
+def _end_unless_it_would_run(settled: Plan) -> None:
+    if not settled.would_run:
+        click.echo("this would not run: see the note on memory", err=True)
+        sys.exit(UsageError.exit_code)
 
 
 def _check(settled: Plan, found: facts.Facts, machine: hardware.Machine) -> None:

@@ -9,11 +9,12 @@ generation prompt with an empty thought channel that their finished turns do not
 disagree, and a model trained on one is asked with the other.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from finetune.errors import ModelError
-from finetune.tasks.base import Example
+from finetune.tasks.base import IMAGE_MARK, Example
 
 END_OF_TURN_TOKEN = "<turn|>"
 END_OF_TURN = END_OF_TURN_TOKEN + "\n"
@@ -38,16 +39,46 @@ class Rendered:
 
 
 def render(template: ChatTemplate, example: Example) -> Rendered:
-    """Render one example with the model's own chat template, thinking off. Text in, text out.
+    """Render one example with the model's own chat template, thinking off. Text in, text out."""
+    return _render(template, _messages(example), example.answer)
 
-    Images are one placeholder each, in front of the text of the last turn.
+
+def render_turns(template: ChatTemplate, example: Example) -> list[Rendered]:
+    """Render each turn of the assistant, the example's answer last: what stands before it, and what it should say.
+
+    The turns before it are rendered as finished ones, as a model will see them that is asked at that point.
     """
-    messages: list[dict[str, Any]] = [asdict(message) for message in example.prompt]
-    if example.images:
-        text = {"type": "text", "text": messages[-1]["content"]}
-        messages[-1]["content"] = [*({"type": "image"} for _ in example.images), text]
+    messages = _messages(example)
+    earlier = [place for place, message in enumerate(example.prompt) if message.role == "assistant"]
+    said = [_render(template, messages[:place], example.prompt[place].content) for place in earlier]
+    return [*said, render(template, example)]
+
+
+def _render(template: ChatTemplate, messages: list[dict[str, Any]], answer: str) -> Rendered:
     prompt = template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-    return Rendered(str(prompt), example.answer.strip() + END_OF_TURN)
+    return Rendered(str(prompt), answer.strip() + END_OF_TURN)
+
+
+def _messages(example: Example) -> list[dict[str, Any]]:
+    """The prompt as the template takes it, with one placeholder for each image."""
+    messages: list[dict[str, Any]] = [asdict(message) for message in example.prompt]
+    if not example.images:
+        return messages
+    if not any(IMAGE_MARK in message.content for message in example.prompt):
+        messages[-1]["content"] = IMAGE_MARK * len(example.images) + messages[-1]["content"]
+    for message in messages:
+        if IMAGE_MARK in message["content"]:
+            message["content"] = list(_parts(message["content"]))
+    return messages
+
+
+def _parts(content: str) -> Iterator[dict[str, str]]:
+    """A message's text in parts: an image where a mark stands."""
+    for place, text in enumerate(content.split(IMAGE_MARK)):
+        if place:
+            yield {"type": "image"}
+        if text:
+            yield {"type": "text", "text": text}
 
 
 def check_template(template: ChatTemplate) -> None:

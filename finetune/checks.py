@@ -151,11 +151,11 @@ def find_notes(run: Proposal) -> list[str]:
         (
             values["dataset"] == EMBEDDED and values["model_id"] != EMBEDDED and "dataset" not in given,
             "on a CPU, with no data set named, the embedded rows are used to try things out; "
-            f"for the task's own, write --dataset {TASKS[values['task']].SOURCE.dataset}",
+            f"for real ones, write --dataset {TASKS[values['task']].SOURCE.dataset or 'FILE.jsonl'}",
         ),
         (
             not TASKS[values["task"]].IMAGES and bool({"image_column", "label_column"} & given.keys()),
-            f"image_column and label_column have no effect: {values['task']} has no images",
+            f"image_column and label_column have no effect with task {values['task']}",
         ),
         (
             _has_experts(run),

@@ -7,22 +7,24 @@ import hashlib
 import json
 import pickle
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
-from finetune.encode import Encoded, take
+from finetune import data_report
+from finetune.encode import Encoded, TrainingRow, sequences, take
 from finetune.errors import DataError
 from finetune.reader import Reader
 from finetune.selection import Selected, missing_classes, select
 from finetune.settings import Settings
 from finetune.tasks.base import Example, Picture, Task
 
-IGNORED = -100
-"""Label of a token that is not trained on (torch's cross-entropy default)."""
 Pictures = list[tuple[Picture, ...]]
+Held = tuple[TrainingRow, tuple[Picture, ...]]
+"""A row with its images."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,12 @@ class Prompts:
 @dataclass(frozen=True)
 class Prepared:
     """Tokenised data. `train` columns: input_ids, labels, row. `pictures[i]` are the images of its i-th row, and
-    `prompts` are those of `test`."""
+    `prompts` are those of `test`. `held_out` are the rows that training would make of `test`, with their images."""
 
     train: Dataset
     pictures: Pictures
     prompts: Prompts
+    held_out: list[Held]
     test: list[Example]
     survey: Any
     record: dict[str, Any]
@@ -60,11 +63,13 @@ def prepare(
         rows = take(selected.train, selected.wanted["train"], reader, settings.max_length, counts)
         counts.used = len(rows)
         if not rows:
+            columns = ", or ".join(", ".join(layout) for layout in task.LAYOUTS)
             raise DataError(
                 f"--dataset {selected.source}: no row is left to train on: {counts.reasons() or 'it is empty'}",
-                f"expected rows with the columns {', '.join(task.COLUMNS)}; raise --max-length if they are too long",
+                f"expected rows with the columns {columns}; raise --max-length if they are too long",
             )
-        wanted = settings.train_size or task.SOURCE.train_size
+        published = task.SOURCE.train_size if settings.dataset == task.SOURCE.dataset else 0
+        wanted = settings.train_size or published
         if len(selected.train) < wanted:
             selected.notes.append(f"{wanted} training rows wanted, {len(selected.train)} there: all are used")
         if task.STRATIFIED:
@@ -72,33 +77,43 @@ def prepare(
             selected.notes.extend([missing] if missing else [])
     scored = _to_score(selected, settings, reader, split)
     left_out = [f"{name}: left out {count.reasons()}" for name, count in selected.counts.items() if count.dropped]
+    made = [(row.example, sequence) for row in rows for sequence in sequences(row)]
     dataset = Dataset.from_dict(
         {
-            "input_ids": [row.prompt + row.completion for row in rows],
-            "labels": [[IGNORED] * len(row.prompt) + row.completion for row in rows],
-            "row": [row.example.row for row in rows],
+            "input_ids": [sequence.ids for _, sequence in made],
+            "labels": [sequence.labels for _, sequence in made],
+            "row": [example.row for example, _ in made],
         }
     )
-    lengths = [len(row.prompt) + len(row.completion) for row in rows]
+    if len(made) > len(rows):
+        note = f"{len(rows)} conversations are trained on as {len(made)} rows: this chat template has each answer apart"
+        selected.notes.append(note)
+    lengths = [len(sequence.ids) for _, sequence in made]
     record = {
         "source": selected.source,
         **{name: asdict(count) for name, count in selected.counts.items()},
         "tokens": sum(lengths),
-        "supervised_tokens": sum(len(row.completion) for row in rows),
+        "supervised_tokens": sum(len(turn.completion) for row in rows for turn in row.turns),
         "longest_row": max(lengths, default=0),
-        "fingerprint": _fingerprint(rows),
+        "fingerprint": _fingerprint(sequence for _, sequence in made),
         "notes": [*selected.notes, *left_out],
+        "report": data_report.look_at(rows, scored if split == "test" else [], selected.counts) if rows else None,
     }
     prompts = Prompts([row.prompt for row in scored], [row.example.images for row in scored])
-    pictures = [row.example.images for row in rows]
-    return Prepared(dataset, pictures, prompts, [row.example for row in scored], selected.survey, record)
+    pictures = [example.images[: sequence.images] for example, sequence in made]
+    held_out = _held_out(scored) if task.TOKEN_LOSS else []
+    return Prepared(dataset, pictures, prompts, held_out, [row.example for row in scored], selected.survey, record)
 
 
-def _fingerprint(rows: list[Encoded]) -> str:
+def _held_out(scored: list[Encoded]) -> list[Held]:
+    return [(sequence, row.example.images[: sequence.images]) for row in scored for sequence in sequences(row)]
+
+
+def _fingerprint(rows: Iterable[TrainingRow]) -> str:
     """A hash of what is trained on, in its order: whether two runs have the same rows."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps([row.prompt, row.completion]).encode())
+        digest.update(json.dumps([row.ids, row.labels]).encode())
     return digest.hexdigest()
 
 
@@ -126,12 +141,12 @@ def save(prepared: Prepared, folder: Path) -> None:
     folder.mkdir(parents=True, mode=0o700)
     prepared.train.save_to_disk(str(folder / "train"))
     # Pictures are places, not pixels. A data set that holds images is pickled as the paths of its files.
-    (folder / "rest.pickle").write_bytes(pickle.dumps((prepared.pictures, prepared.prompts)))
+    (folder / "rest.pickle").write_bytes(pickle.dumps((prepared.pictures, prepared.prompts, prepared.held_out)))
     (folder / "done").touch()
 
 
 def load(folder: Path) -> Prepared:
     """What `save` wrote: the training rows (memory-mapped) and the prompts. The examples are not in it."""
     assert (folder / "done").exists(), "save() comes first, then a barrier, then load()"
-    pictures, prompts = pickle.loads((folder / "rest.pickle").read_bytes())
-    return Prepared(Dataset.load_from_disk(str(folder / "train")), pictures, prompts, [], None, {})
+    pictures, prompts, held_out = pickle.loads((folder / "rest.pickle").read_bytes())
+    return Prepared(Dataset.load_from_disk(str(folder / "train")), pictures, prompts, held_out, [], None, {})

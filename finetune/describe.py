@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
+from finetune.forecast import spoken
 from finetune.hardware import Gpu, Machine
 from finetune.launch import command
 from finetune.nodes import ALONE, Nodes
 from finetune.plan import BY_USER, Launch, Plan
 from finetune.settings import DEFAULTS, OPTIONS
-from finetune.tasks import TASKS
 
 WIDTH = 100
 INDENT = 14
@@ -42,6 +42,8 @@ def _sections(plan: Plan, plan_path: str, nodes: Nodes) -> Iterator[tuple[str, s
     if plan.command != "merge":
         yield "data", _data(plan)
         yield "measures", _measures(plan)
+    if plan.command != "merge":
+        yield from _time(plan)
     yield "leaves", _leaves(plan)
     yield "launch", " ".join(command(plan, plan_path, "python", nodes))
     for note in plan.notes:
@@ -127,16 +129,47 @@ def _batch(plan: Plan) -> str:
 
 
 def _data(plan: Plan) -> str:
-    settings, source = plan.settings, TASKS[plan.settings.task].SOURCE
+    settings, found = plan.settings, plan.data
     if plan.command == "evaluate":
         return f"{settings.dataset}, {plan.split} rows"
-    if settings.train_size:
-        rows = f"{settings.train_size:,} rows to train on"
-    elif settings.dataset == source.dataset:
-        rows = f"{source.train_size:,} rows to train on, {source.eval_size:,} held out"
-    else:
-        rows = "all of its train rows (one undivided file is split)"
-    return f"{settings.dataset}: {rows}; rows over {settings.max_length} tokens are left out"
+    if found is None:
+        return f"{settings.dataset}: not looked at yet; its rows are counted when the run starts"
+    divided = f" ({found['undivided']:,} rows in one table, divided by the seed)" if found["undivided"] else ""
+    images = f" and {_number(found['images'])} image(s)" if found["images"] else ""
+    return (
+        f"{settings.dataset}: {found['train']:,} rows to train on, {found['test']:,} held out{divided}; a row has about"
+        f" {found['prompt'] + found['answer']:,.0f} tokens, {found['answer']:,.0f} of them trained on{images}"
+        f" ({found['how']})"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}"
+
+
+def _time(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Hours and money, with what they rest on."""
+    time = plan.time
+    if time is None:
+        what = "model" if plan.memory is None and not plan.launch.use_cpu else "data or the GPU"
+        yield "time", f"not estimated: the {what} is not known here yet; told once the first steps are measured"
+        return
+    stages = ", ".join(
+        f"{name}{KEPT_TOGETHER}{_spoken(took)}" for name, took in time["seconds"].items() if name != "total"
+    )
+    trained = f"{time['steps']:,} steps, {time['tokens'] / 1e6:,.3g} M tokens: " if time["steps"] else ""
+    peak = time["peak_tflops"]
+    each = f" of {peak / plan.launch.num_processes:,.0f} TFLOP/s a GPU" if peak else " of what the CPU could do"
+    assumed = f"assuming {time['share_of_peak']:.0%}{each}; the first steps correct it"
+    yield "time", f"{trained}about {_spoken(time['seconds']['total'])} ({stages}), {assumed}"
+    if time["dollars"] is not None:
+        yield "cost", f"about ${time['dollars']:,.2f}, at ${time['dollars_an_hour']:,.2f} an hour ({time['price']})"
+    elif peak:
+        yield "cost", "no list price is known for this machine; write --price-per-hour DOLLARS to see it"
+
+
+def _spoken(seconds: float) -> str:
+    return spoken(seconds).replace(" ", KEPT_TOGETHER)
 
 
 def _measures(plan: Plan) -> str:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -15,8 +16,9 @@ from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from torch.cuda import nccl
 
 from finetune import data, sources
-from finetune.data import IGNORED, Prepared
+from finetune.data import Prepared
 from finetune.doctor import BEGIN, END, Check
+from finetune.encode import IGNORED
 from finetune.errors import FinetuneError
 from finetune.plan import Plan
 from finetune.reader import Reader, load_reader
@@ -118,10 +120,10 @@ def check_rows(plan: Plan, scratch: Path) -> Iterator[Check]:
 def shown(prepared: Prepared, reader: Reader) -> str:
     """The first row, decoded, with what is trained on in brackets."""
     row = prepared.train[0]
-    trained = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED]
-    given = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label == IGNORED]
-    before, after = (reader.tokenizer.decode(ids) for ids in (given, trained))
-    return f"{before[-SHOWN:]}{BEGIN}{after}{END}"
+    pairs = zip(row["input_ids"], row["labels"], strict=True)
+    parts = groupby(pairs, key=lambda pair: pair[1] != IGNORED)
+    spoken = [(trained, reader.tokenizer.decode([token for token, _ in part])) for trained, part in parts]
+    return "".join(f"{BEGIN}{text}{END}" if trained else text[-SHOWN:] for trained, text in spoken)
 
 
 if __name__ == "__main__":

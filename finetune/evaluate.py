@@ -75,7 +75,7 @@ def generate(
     shortest = min(range(len(prompts)), key=lengths.__getitem__)
     mine = batches(lengths, batch_size, state.num_processes)[state.process_index :: state.num_processes]
     if not kept.goes_on(len(mine), batch_size, state.num_processes):
-        kept = Answers(0, len(mine), batch_size, state.num_processes)
+        kept = Answers(0, len(mine), batch_size, state.num_processes, losses=kept.losses)
 
     def gather(rounds: int) -> Answers:
         found = replace(kept, rounds=rounds, texts={**kept.texts, **dict(gather_object(answers))})

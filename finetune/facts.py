@@ -23,6 +23,7 @@ from finetune.image_rows import Columns
 from finetune.known_models import known_config
 from finetune.model_facts import ModelFacts, look_in_folder
 from finetune.samples import check_columns, check_images
+from finetune.sampling import Sample, look
 from finetune.settings import Trouble
 from finetune.storage import is_bucket, is_url, open_folder, parent, whole
 from finetune.tasks import TASKS
@@ -50,6 +51,8 @@ class Facts:
     grace_seconds: int = GRACE_S
     """From SIGTERM to the end, where this runs."""
     adapter: str | None = None
+    sample: Sample | None = None
+    """Size and lengths of the data set, where it is here."""
     troubles: tuple[Trouble, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -78,6 +81,7 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
         bool(environ.get("HF_TOKEN")) or (not _closed(token_file) and token_file.is_file()),
         GRACE_ON_CLOUD_RUN_S if environ.get("CLOUD_RUN_JOB") else GRACE_S,
         whole(adapter) if adapter is not None else None,
+        look(TASKS[values["task"]], values, dataset, _tokenizer_at(model, hub / "hub")),
         tuple(troubles),
         tuple(notes),
     )
@@ -131,18 +135,42 @@ def _hub_config(name: str, hub_cache: Path) -> Mapping[str, Any] | None:
     known = known_config(name)
     if known is not None:
         return known
-    repository = hub_cache / f"models--{name.replace('/', '--')}"
     try:
-        revision = (repository / "refs" / "main").read_text().strip()
-        config = json.loads((repository / "snapshots" / revision / "config.json").read_text())
+        config = json.loads((_snapshot(name, hub_cache) / "config.json").read_text())
     except (OSError, ValueError):
         return None
     return config if isinstance(config, dict) else None
 
 
+def _snapshot(name: str, hub_cache: Path) -> Path:
+    """Where an earlier download of a hub model is. Raises OSError if there was none."""
+    repository = hub_cache / f"models--{name.replace('/', '--')}"
+    return repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
+
+
+def _tokenizer_at(model: ModelFacts, hub_cache: Path) -> Path | None:
+    """A folder on this machine with the model's tokenizer."""
+    if model.kind == "embedded":
+        return base_dir()
+    if model.kind == "folder":
+        return None if is_bucket(model.name) else Path(model.name)
+    try:
+        return _snapshot(model.name, hub_cache)
+    except OSError:
+        return None
+
+
 def _look_at_dataset(name: str, task: Task, columns: Columns, troubles: list[Trouble], notes: list[str]) -> str:
     path = Path(name).expanduser()
     if name == EMBEDDED:
+        return name
+    if not name:
+        what = f"{task.NAME} has no data set of its own"
+        hint = (
+            "write --dataset FILE.jsonl with a row a line: "
+            + '{"messages": [...]} or {"prompt": ..., "completion": ...}'
+        )
+        troubles.append(Trouble("dataset", what, hint))
         return name
     if is_bucket(name):
         if _in_bucket("dataset", name, troubles, lambda: _files_at(name)) == {}:

@@ -10,6 +10,8 @@ from finetune.memory import Work, estimate, remedies
 
 LADDER = ("google/gemma-4-31B-it", "google/gemma-4-E4B-it", "google/gemma-4-E2B-it")
 """Tried in this order when the user names no model."""
+NEAR = 1.15
+"""Up to so many times what is there is tried: the estimate may be too high by that."""
 ROWS, ANSWERS = "per_device_train_batch_size", "eval_batch_size"
 
 
@@ -70,15 +72,17 @@ def memory_of(gpus: Sequence[Gpu]) -> float | None:
     return min(sizes) if gpus and len(sizes) == len(gpus) else None
 
 
-def judge(shape: Mapping[str, Any], work: Work, there: float) -> str:
-    """What is wrong with a run that does not fit into `there` GiB, and what would help; nothing if it fits."""
+def judge(shape: Mapping[str, Any], work: Work, there: float) -> tuple[str, bool]:
+    """What is wrong with a run that does not fit into `there` GiB, and what would help; nothing if it fits. Whether it
+    might be tried all the same: the estimate is not that exact."""
     memory = estimate(shape, work)
     if memory.peak <= there:
-        return ""
+        return "", True
     flags = remedies(shape, work, there)
     helps = f"; {' or '.join(flags)} would make it fit" if flags else "; a smaller model, or larger GPUs, would fit"
-    over = f"{memory.peak - there:.1f} GiB too much"
-    return f"may not fit: {memory.peak:.1f} GiB wanted on each GPU while {memory.peak_stage}, {over}{helps}"
+    near = memory.peak <= NEAR * there
+    told = f"{memory.peak:.1f} GiB wanted on each GPU while {memory.peak_stage}, {memory.peak - there:.1f} GiB too much"
+    return f"{'may' if near else 'does'} not fit: {told}{helps}", near
 
 
 def _fitting(shape: Mapping[str, Any], work: Work, there: float, given: Mapping[str, Any]) -> Work | None:

@@ -40,6 +40,8 @@ class Answers:
     batch_size: int = 0
     processes: int = 0
     texts: Mapping[int, str] = field(default_factory=dict)
+    losses: tuple[tuple[float, int], ...] = ()
+    """Of each held-out row: the sum of the losses of its supervised tokens, and their number. () if not measured."""
 
     def goes_on(self, of: int, batch_size: int, processes: int) -> bool:
         """Whether these are the first batches of that many."""
@@ -189,4 +191,5 @@ def _recalled(got: Mapping[str, tuple[Commit, Path]]) -> Recalled:
 
 def _answers(path: Path) -> Answers:
     record = json.loads(path.read_text(encoding="utf-8"))
-    return Answers(**{**record, "texts": {int(place): text for place, text in record["texts"]}})
+    losses = tuple((total, tokens) for total, tokens in record["losses"])
+    return Answers(**{**record, "texts": {int(place): text for place, text in record["texts"]}, "losses": losses})

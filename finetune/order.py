@@ -7,7 +7,7 @@ from datasets import Dataset, concatenate_datasets
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from finetune.data import IGNORED
+from finetune.encode import IGNORED
 
 FILLER = -1
 """Row number of a row without labels, which fills the last micro-batches of an epoch."""

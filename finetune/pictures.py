@@ -47,6 +47,17 @@ class FilePicture:
 
 
 @dataclass(frozen=True)
+class HeldPicture:
+    """An image whose file is in memory."""
+
+    data: bytes
+    name: str
+
+    def open(self) -> "Image":
+        return _decode(self.data)
+
+
+@dataclass(frozen=True)
 class StoredPicture:
     """An image in a `datasets.Dataset` on disk: bytes, a path, or the {"bytes", "path"} of an Image column not decoded.
 

@@ -66,8 +66,12 @@ class Plan:
     adapter: Mapping[str, Any] | None = None
     """What LoRA adds: `modules` and `parameters`, each by part of the model. None where that is not known yet."""
     memory: Mapping[str, Any] | None = None
-    """GiB on each GPU that are there, and that are wanted, by stage and by what. None without GPUs, or where the
-    model's shape is not known yet."""
+    """GiB on each GPU that are there, and that are wanted, by stage and by what; whether that fits, so that it is worth
+    a try. None without GPUs, or where the model's shape is not known yet."""
+    data: Mapping[str, Any] | None = None
+    """Rows to train on and to measure on, and tokens of a mean one. None where nothing is known of them yet."""
+    time: Mapping[str, Any] | None = None
+    """Steps, tokens, seconds by stage and dollars, estimated, with what was assumed. None where that cannot be."""
     adapter_path: str | None = None
     """evaluate and merge: the adapter to load on top of the model."""
     split: Literal["train", "test"] = "test"
@@ -75,6 +79,11 @@ class Plan:
     start: Start = "new"
     """run only: what an earlier start of it has left to do."""
     format: int = FORMAT
+
+    @property
+    def would_run(self) -> bool:
+        """Whether the run would be started at all."""
+        return self.memory is None or bool(self.memory.get("fits", True))
 
     @property
     def rows_per_step(self) -> int:

@@ -82,6 +82,7 @@ EMBEDDED_TASKS: Mapping[str, Mapping[str, Any]] = {
 EMBEDDED_DATA: Mapping[str, Mapping[str, Any]] = {
     "text-to-sql": {"train_size": 2000, "max_length": 512},
     "pets": {"train_size": 900, "max_length": 512, "eval_size": 120},
+    "chat": {"train_size": 1000, "max_length": 512},
 }
 """The embedded data sets are generated: they have as many rows as are asked for."""
 
@@ -102,6 +103,8 @@ class Profile:
     min_gpus: int = 0
     max_gpus: int | None = None
     sized: bool = False
+    published: str = ""
+    """What is known of the recipe on this very machine, from those who ran it."""
     assumes: tuple[Gpu, ...] = field(default=(), repr=False)
 
 
@@ -121,6 +124,7 @@ PROFILES: tuple[Profile, ...] = (
         gpu="B200",
         min_gpus=8,
         max_gpus=8,
+        published="those who published this recipe told of about 2 h 30 min on this machine, with other code",
         assumes=tuple(Gpu(index, "NVIDIA B200", 179.1, 10.0) for index in range(8)),
     ),
     Profile(

@@ -69,13 +69,18 @@ def seen(picture: Picture) -> Any:
     return image
 
 
-def load_reader(settings: Settings, images: bool, bf16: bool = False) -> Reader:
-    """The model's own tokenizer (and processor), checked: Gemma 4 turns, BOS and end of turn. Raises ModelError."""
+def load_reader(settings: Settings, images: bool | None, bf16: bool = False) -> Reader:
+    """The model's own tokenizer (and processor), checked: Gemma 4 turns, BOS and end of turn. Raises ModelError.
+
+    With `images` None there is a processor if the model has one that knows images.
+    """
     origin, trust = source(settings.model_id), settings.trust_remote
     try:
-        if images:
+        if images is not False:
             processor = AutoProcessor.from_pretrained(origin, trust_remote_code=trust)
             tokenizer = getattr(processor, "tokenizer", processor)
+            if images is None and not getattr(processor, "image_processor", None):
+                processor = None
         else:
             processor, tokenizer = None, AutoTokenizer.from_pretrained(origin, trust_remote_code=trust)
     except (OSError, ValueError) as error:  # ValueError: files that are there, but are no model
@@ -87,7 +92,7 @@ def load_reader(settings: Settings, images: bool, bf16: bool = False) -> Reader:
             f"--model-id {settings.model_id}: has no image processor",
             "copy processor_config.json and preprocessor_config.json from the model, or choose a task without images",
         )
-    if images:
+    if processor is not None:
         check_image_template(tokenizer)
     return Reader(tokenizer, processor, torch.bfloat16 if bf16 else torch.float32)
 

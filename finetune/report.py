@@ -16,7 +16,7 @@ from typing import Any
 
 from finetune.errors import DataError
 from finetune.tasks import TASKS
-from finetune.tasks.base import Confusion, Example, Score
+from finetune.tasks.base import IMAGE_MARK, Confusion, Example, Message, Metric, Score
 from finetune.tasks.class_tally import tally
 
 FORMAT = 1
@@ -102,12 +102,18 @@ def _by_class(confusion: Confusion) -> list[dict[str, Any]]:
     ]
 
 
-def _metric_values(score: Score) -> dict[str, dict[str, float]]:
-    values = {}
+def _metric_values(score: Score) -> dict[str, dict[str, Any]]:
+    values: dict[str, dict[str, Any]] = {}
     for metric in score.metrics:
-        low, high = interval(metric.value, metric.total)
+        low, high = interval(metric.value, metric.total) if not metric.unit else _normal(metric)
         values[metric.name] = {"value": metric.value, "total": metric.total, "low": low, "high": high}
+        values[metric.name] |= {"unit": metric.unit} if metric.unit else {}
     return values
+
+
+def _normal(metric: Metric) -> tuple[float, float]:
+    """The 95 % interval of a number with a standard error."""
+    return metric.value - Z_95 * metric.error, metric.value + Z_95 * metric.error
 
 
 def _count_verdicts(labels: Sequence[str], score: Score) -> dict[str, int]:
@@ -148,7 +154,7 @@ def write_predictions(path: Path, examples: Sequence[Example], completions: Sequ
     for example, completion, verdict in zip(examples, completions, score.verdicts, strict=True):
         record = {
             "row": example.row,
-            "prompt": [{"role": message.role, "content": message.content} for message in example.prompt],
+            "prompt": [_turn(message) for message in example.prompt],
             "images": [picture.name for picture in example.images],
             "context": dict(example.context),
             "answer": example.answer,
@@ -158,6 +164,10 @@ def write_predictions(path: Path, examples: Sequence[Example], completions: Sequ
         }
         lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
     write_text(path, "".join(lines))
+
+
+def _turn(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.content.replace(IMAGE_MARK, "[image]")}
 
 
 def write_text(path: Path, text: str) -> None:

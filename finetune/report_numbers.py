@@ -30,6 +30,16 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f}\u00a0%"
 
 
+def amount(number: float, unit: str) -> str:
+    """A metric's value: 71.4 % of a share, 0.812 of what has a unit."""
+    return f"{number:.3f}" if unit else percent(number)
+
+
+def span(low: float, high: float, unit: str) -> str:
+    """An interval, in the same terms: 64.6–77.3, or 0.780–0.844."""
+    return f"{low:.3f}–{high:.3f}" if unit else f"{low * 100:.1f}–{high * 100:.1f}"
+
+
 def change(points: float | None) -> str:
     """+68.3 points, with a real minus sign for less."""
     return f"{signed(round(points, 1))} points" if points is not None else NO_VALUE

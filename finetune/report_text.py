@@ -11,9 +11,23 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
+from finetune.data_report import bars
 from finetune.embedded import EMBEDDED
+from finetune.forecast import spoken
 from finetune.report import SIDES, Results, read_results, write_text
-from finetune.report_numbers import NO_VALUE, change, day, duration, label, machine, percent, signed, value
+from finetune.report_numbers import (
+    NO_VALUE,
+    amount,
+    change,
+    day,
+    duration,
+    label,
+    machine,
+    percent,
+    signed,
+    span,
+    value,
+)
 from finetune.tasks import TASKS
 from finetune.tasks.base import Example, Task
 
@@ -44,12 +58,14 @@ WEAKEST = 5
 
 @dataclass(frozen=True)
 class Measure:
-    """One side of a metric: shares from 0 to 1, and the examples they are over."""
+    """One side of a metric, with its 95 % interval, and the examples or tokens they are over. Without a unit: shares
+    from 0 to 1."""
 
     value: float
     low: float
     high: float
     total: int
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,9 +77,22 @@ class Comparison:
     after: Measure | None
 
     @property
+    def unit(self) -> str:
+        side = self.after or self.before
+        return side.unit if side else ""
+
+    @property
     def points(self) -> float | None:
-        """Change in percentage points."""
-        return (self.after.value - self.before.value) * 100 if self.before and self.after else None
+        """Change of a share in percentage points, of another number in its unit."""
+        factor = 1 if self.unit else 100
+        return (self.after.value - self.before.value) * factor if self.before and self.after else None
+
+    @property
+    def change(self) -> str:
+        """The same as text: +68.3 points, −0.812."""
+        if self.points is None or not self.unit:
+            return change(self.points)
+        return signed(round(self.points, 3))
 
 
 def compare(metrics: Mapping[str, Any]) -> list[Comparison]:
@@ -82,6 +111,7 @@ def markdown_summary(run_dir: Path, place: str) -> str:
         metrics_table(results.metrics),
         weakest_classes(results.metrics),
         " · ".join(f"{stage} {duration(seconds)}" for stage, seconds in results.run["seconds"].items()),
+        planned_time(results.run.get("time") or {}),
         memory(results.run.get("memory") or {}),
         "\n".join(f"{name:<8} {place}/{file}" for name, file in places if (run_dir / file).exists()),
     ]
@@ -98,19 +128,31 @@ def memory(record: Mapping[str, Any]) -> str:
     return f"GPU memory: {', '.join(parts)}" if parts else ""
 
 
+def planned_time(record: Mapping[str, Any]) -> str:
+    """How long it took against the plan, and what that cost; "" where nothing was planned."""
+    planned, measured = record.get("planned"), record.get("measured")
+    if not planned or not measured:
+        return ""
+    took = f"took {duration(measured['seconds']['total'])}, planned {spoken(planned['seconds']['total'])}"
+    used = f"; MFU {measured['mfu']:.1%}" if measured["mfu"] is not None else ""
+    cost = (
+        f"; ${measured['dollars']:,.2f}, planned ${planned['dollars']:,.2f}" if measured["dollars"] is not None else ""
+    )
+    return f"{took}{used}{cost}"
+
+
 def metrics_table(metrics: Mapping[str, Any]) -> str:
     """metrics.json as a Markdown table, aligned so that it also reads well as it is, and what it is over."""
     comparisons = compare(metrics)
     if not comparisons:
         return "Not measured."
     lines = [("metric", "before", "after", "change")]
-    lines += [
-        (label(item.name), measure(item.before), measure(item.after), change(item.points)) for item in comparisons
-    ]
+    lines += [(label(item.name), measure(item.before), measure(item.after), item.change) for item in comparisons]
     first, *others = (max(len(line[column]) for line in lines) for column in range(4))
     table = ["| " + " | ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]) + " |" for line in lines]
     rule = "| " + " | ".join(["-" * first, *("-" * (width - 1) + ":" for width in others)]) + " |"
-    note = f"Over {over(metrics)}. In brackets: 95 % intervals (Wilson)."
+    units = "".join(f" {label(item.name)} is in {item.unit}: less is better." for item in comparisons if item.unit)
+    note = f"Over {over(metrics)}. In brackets: 95 % intervals (Wilson).{units}"
     return "\n".join([table[0], rule, *table[1:], "", note])
 
 
@@ -183,10 +225,10 @@ def _trained_text(run: Mapping[str, Any]) -> str:
 
 def _messages(task: Task, classes: tuple[str, ...]) -> str:
     """The task's prompt as Python code, its columns' names in place of their values: exactly the form trained on."""
-    row = {column: f"[{column}]" for column in task.COLUMNS}
+    row = dict(task.PLACEHOLDERS)
     if task.STRATIFIED:
         classes = classes or ("[the classes, one a line]",)
-        row[task.COLUMNS[-1]] = classes[0]
+        row["label"] = classes[0]
     example = task.to_example(row, 0, classes)
     assert isinstance(example, Example), "every task takes rows of text"
     messages: list[dict[str, Any]] = [asdict(message) for message in example.prompt]
@@ -213,11 +255,20 @@ def template(name: str) -> Template:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        percent=percent, change=change, duration=duration, label=label, value=value, day=day, signed=signed
+        percent=percent,
+        amount=amount,
+        bars=bars,
+        span=span,
+        change=change,
+        duration=duration,
+        label=label,
+        value=value,
+        day=day,
+        signed=signed,
     )
     return environment.get_template(name)
 
 
 def measure(side: Measure | None) -> str:
     """71.4 % (64.6–77.3)."""
-    return f"{percent(side.value)} ({side.low * 100:.1f}–{side.high * 100:.1f})" if side else NO_VALUE
+    return f"{amount(side.value, side.unit)} ({span(side.low, side.high, side.unit)})" if side else NO_VALUE

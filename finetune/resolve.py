@@ -13,6 +13,7 @@ from finetune.embedded import EMBEDDED
 from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.facts import Facts
 from finetune.fit import judge, memory_of
+from finetune.forecast import Place, forecast_data, forecast_time
 from finetune.hardware import Gpu, Machine
 from finetune.known_models import known_config
 from finetune.memory import Work, estimate
@@ -72,8 +73,16 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
     proposal = Proposal(request, values, facts, machine, max(1, len(gpus)) * nodes, len(matched.gpus))
     problems += find_problems(proposal)
     memory, too_much = _memory(request, facts, values, gpus)
+    if memory and not memory["fits"] and not request.what_if:
+        told, _, hint = too_much.partition("; ")
+        problems.append(UsageError(f"{request.where('model_id')}: {told}", hint))
     notes += [too_much] if too_much else []
+    published = matched.profile.published if values["task"] == "text-to-sql" and not request.saved else ""
+    notes += [published] if published else []
     notes += [_without_bf16(gpus[0])] if gpus and not gpus[0].bf16 else []
+    data = None if request.command == "merge" else forecast_data(TASKS[values["task"]], values, facts.sample)
+    threads = 1 if facts.model.kind == "embedded" else machine.cpu_cores
+    place = Place(gpus, machine.gpus if gpus else (), nodes, threads)
     plan = Plan(
         command=request.command,
         settings=Settings(**values),
@@ -87,6 +96,8 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         notes=(*notes, *(find_merge_notes if request.command == "merge" else find_notes)(proposal)),
         adapter=_adapter(facts, values) if request.command == "run" else None,
         memory=memory,
+        data=data,
+        time=forecast_time(facts.model.config, values, data, place, trains=request.command == "run"),
         adapter_path=facts.adapter,
         split=request.split,
     )
@@ -195,7 +206,7 @@ def _layer(
     task = TASKS[{**DEFAULTS, **matched.profile.settings, **request.adapter_settings, **given}["task"]]
     chosen = {**request.adapter_settings, **given, **({"model_id": model_id} if model_id else {})}
     config = facts.model.config if facts else known_config(model_id or "")
-    setup = set_up(matched, chosen, task.DEFAULTS, task.IMAGES, config)
+    setup = set_up(matched, chosen, task.DEFAULTS, _has_images(task, facts), config)
     model_id = model_id or setup.settings["model_id"]
     own_data = EMBEDDED if EMBEDDED in (model_id, setup.settings.get("dataset")) else task.SOURCE.dataset
     toy_data = given.get("dataset", own_data) == EMBEDDED
@@ -214,6 +225,13 @@ def _layer(
     sources = {name: source for source, layer in layers for name in layer}
     sources |= {name: request.given[name].origin for name in given}
     return values, sources, setup.gpus, setup.note
+
+
+def _has_images(task: Task, facts: Facts | None) -> bool:
+    """Whether rows have images: as the task says, or else as the data do, as far as they are known."""
+    if task.IMAGES is not None:
+        return task.IMAGES
+    return bool(facts and facts.sample and facts.sample.images)
 
 
 def _shared_step(task: Task, setup: Setup, given: Mapping[str, Any]) -> dict[str, int]:
@@ -257,11 +275,12 @@ def _memory(
     config, there = facts.model.config, memory_of(gpus)
     if not gpus or config is None or request.command == "merge":
         return None, ""
-    bf16, images = all(gpu.bf16 for gpu in gpus), TASKS[values["task"]].IMAGES
+    bf16, images = all(gpu.bf16 for gpu in gpus), _has_images(TASKS[values["task"]], facts)
     work = Work.of(values, images, len(gpus), bf16, trains=request.command == "run")
     found = estimate(config, work)
-    told = {"there_gib": there, "stages_gib": found.stages, "host_gib": round(found.host, 1)}
-    return told, judge(config, work, there) if there else ""
+    too_much, worth_a_try = judge(config, work, there) if there else ("", True)
+    told = {"there_gib": there, "stages_gib": found.stages, "host_gib": round(found.host, 1), "fits": worth_a_try}
+    return told, too_much
 
 
 def _without_bf16(gpu: Gpu) -> str:

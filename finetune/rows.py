@@ -48,7 +48,12 @@ def read(dataset: str) -> Tables:
     if path.exists():
         return Tables(dataset, read_file(path), None)
     train, test = load_hub(dataset)
-    return Tables(dataset, _numbered(train.to_list()), None if test is None else _numbered(test.to_list()))
+    return Tables(dataset, _raw(train), None if test is None else _raw(test))
+
+
+def _raw(table: Any) -> list[Numbered]:
+    """A table's rows as they are stored: images are not decoded."""
+    return _numbered(table.with_format("arrow")[:].to_pylist())
 
 
 def embedded(task: str, source: DataSource, seed: int, train_size: int | None) -> Tables:
@@ -56,7 +61,12 @@ def embedded(task: str, source: DataSource, seed: int, train_size: int | None) -
     if task not in ROWS:
         raise DataError(f"--dataset {EMBEDDED}: there are no embedded rows for {task}", "give a folder or a file")
     train = ROWS[task]("train", train_size or source.train_size, seed)
-    return Tables(EMBEDDED, _numbered(train), _numbered(ROWS[task]("test", source.eval_size, seed)))
+    return Tables(EMBEDDED, _numbered(train), _numbered(ROWS[task]("test", embedded_held_out(source), seed)))
+
+
+def embedded_held_out(source: DataSource) -> int:
+    """Embedded rows to measure on: as many as the task's own data set has, where it has one."""
+    return source.eval_size if source.dataset else 500
 
 
 def _numbered(rows: Sequence[Row]) -> list[Numbered]:

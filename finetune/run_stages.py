@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from finetune import data, evaluate, model, report, report_html, report_images
+from finetune import data, data_report, evaluate, forecast, model, report, report_html, report_images, token_loss
 from finetune.errors import Interrupted
 from finetune.hardware import GIB
 from finetune.journal import Answers, Journal, Recalled, Side
@@ -92,8 +92,9 @@ def prepare(plan: Plan, task: Task, inputs: Reader, scratch: Path) -> data.Prepa
         known = classes_of(plan.adapter_path) if plan.adapter_path and task.STRATIFIED else None
         train_rows = plan.command == "run"
         prepared = data.prepare(task, plan.settings, inputs, train=train_rows, split=plan.split, survey=known)
-        for note in prepared.record["notes"]:
-            say(f"  {note}")
+        report_lines = data_report.lines(prepared.record["report"]) if prepared.record["report"] else []
+        for line in (*prepared.record["notes"], *report_lines):
+            say(f"  {line}")
         if state.num_processes > 1:
             data.save(prepared, folder)
     state.wait_for_everyone()
@@ -134,6 +135,8 @@ def measure(
         last = time.monotonic() if due else last
         return told, due
 
+    if prepared.held_out and not kept.losses:
+        kept = replace(kept, losses=token_loss.measure_losses(net, inputs, prepared.held_out))
     with _interruptible(stop, journal) if journal else nullcontext():
         completions = evaluate.generate(
             net,
@@ -149,10 +152,13 @@ def measure(
     if not PartialState().is_main_process:
         return None
     score = task.score(prepared.test, completions)
+    if kept.losses:
+        score = replace(score, metrics=(token_loss.token_loss(kept.losses), *score.metrics))
     path = run_dir / f"predictions-{name}.jsonl"
     report.write_predictions(path, prepared.test, completions, score)
     for metric in score.metrics:
-        say(f"  {metric.name}: {metric.value:.1%} of {metric.total}")
+        shown = f"{metric.value:.4f} {metric.unit}, over" if metric.unit else f"{metric.value:.1%} of"
+        say(f"  {metric.name}: {shown} {metric.total:,}")
     return score
 
 
@@ -195,7 +201,21 @@ def record(
         "seed": plan.settings.seed,
         "data": prepared.record,
         "model": asdict(described),
+        "time": _time_record(plan, clock.seconds, training),
         "memory": {"planned": plan.memory, "measured_gib": clock.memory},
         "seconds": {**clock.seconds, "total": round(sum(clock.seconds.values()), 2)},
         "training": training,
+    }
+
+
+def _time_record(plan: Plan, seconds: Mapping[str, float], training: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What was planned, and what came of it: seconds of training, share of the GPUs' peak, money."""
+    cost = forecast.dollars(plan.time, sum(seconds.values()))
+    return {
+        "planned": plan.time,
+        "measured": {
+            "seconds": {**seconds, "total": round(sum(seconds.values()), 2)},
+            "mfu": forecast.mfu(plan.time, training["tokens_per_second"]) if training else None,
+            "dollars": None if cost is None else round(cost, 2),
+        },
     }

@@ -112,12 +112,16 @@ def _told(path: Path, line: int, problem: Problem | None) -> Problem | None:
 
 
 def _missing(task: Task, names: Sequence[str]) -> Problem | None:
-    missing = [column for column in task.COLUMNS if column not in names]
+    """What is missing of the layout that is nearest to these columns."""
+    lacking = [[column for column in layout if column not in names] for layout in task.LAYOUTS]
+    place = min(range(len(lacking)), key=lambda number: len(lacking[number]))
+    missing, layout = lacking[place], task.LAYOUTS[place]
     if not missing:
         return None
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    others = [name for name in names if name not in task.COLUMNS]
+    others = [name for name in names if name not in layout]
     near = {column: get_close_matches(column, others, 1, 0.7) for column in missing}
     renames = ", ".join(f"{found[0]} to {column}" for column, found in near.items() if found)
-    hint = (f"rename {renames}; " if renames else "") + f"{task.NAME} needs the columns {', '.join(task.COLUMNS)}"
+    wanted = ", or ".join(", ".join(columns) for columns in task.LAYOUTS)
+    hint = (f"rename {renames}; " if renames else "") + f"{task.NAME} needs the columns {wanted}"
     return f"no column {', '.join(missing)}; found {shown or 'none'}", hint

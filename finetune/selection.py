@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from finetune import image_rows, rows
+from finetune import chat_rows, image_rows, rows
 from finetune.embedded import EMBEDDED
 from finetune.errors import DataError
 from finetune.settings import Settings
@@ -116,7 +116,7 @@ def _read(task: Task, settings: Settings) -> rows.Tables:
         return rows.embedded(task.NAME, task.SOURCE, settings.seed, settings.train_size)
     if task.IMAGES:
         return image_rows.read(settings.dataset, image_rows.Columns(settings.image_column, settings.label_column))
-    return rows.read(settings.dataset)
+    return chat_rows.read(settings.dataset) if task.IMAGES is None else rows.read(settings.dataset)
 
 
 def _classes(task: Task, examples: Sequence[Example]) -> list[str] | None:

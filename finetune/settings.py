@@ -72,6 +72,9 @@ class Settings:
     output_dir: str = option("out", "job", "Run directory: everything the run leaves (a folder, or gs://)")
     overwrite: bool = option(False, "job", "Replace the results that an earlier run left in --output-dir")
     device: str = option("auto", "job", "Where to run", choices=("auto", "cuda", "cpu"))
+    price_per_hour: float | None = option(
+        None, "job", "Dollars that a machine costs an hour (default: the list price, where it is known)", minimum=0
+    )
     seed: int = option(42, "job", "Seed of the split, the data order and the adapter", minimum=0)
 
     dataset: str | None = option(

@@ -8,12 +8,20 @@ from typing import Any
 from tqdm import tqdm
 from transformers import ProgressCallback
 
+from finetune.forecast import correction, dollars, mfu
+
 
 class ProgressLines(ProgressCallback):
-    """A bar, and above it one line a log step. Also keeps the history for the report."""
+    """A bar, and above it one line a log step. Also keeps the history for the report.
 
-    def __init__(self) -> None:
+    `planned` is the plan's estimate of the time (Plan.time), which the second line corrects: the first has what is
+    done only once.
+    """
+
+    def __init__(self, planned: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        self.planned = planned
+        self.corrected = False
         self.history: list[dict[str, float]] = []
         self.tokens = 0.0
         self._begun = self._since = time.monotonic()
@@ -44,7 +52,8 @@ class ProgressLines(ProgressCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return
-        now = time.monotonic()
+        now, first = time.monotonic(), state.global_step == self._first_step + 1
+        before = self._since
         tokens = logs.get("num_tokens", 0.0)
         rate = (tokens - self.tokens) / max(now - self._since, 1e-9)
         self.tokens, self._since = tokens, now
@@ -59,8 +68,18 @@ class ProgressLines(ProgressCallback):
         self.history.append(entry)
         a_step = (now - self._begun) / (state.global_step - self._first_step)
         left = a_step * (state.max_steps - state.global_step)
+        used, cost = mfu(self.planned, rate), dollars(self.planned, now - self._begun)
         line = (
             f"step {state.global_step}/{state.max_steps}  loss {entry['loss']:.4f}  lr {entry['learning_rate']:.2e}"
-            f"  grad-norm {entry['grad_norm']:.3g}  {rate:,.0f} tokens/s  {tqdm.format_interval(left)} left"
+            f"  grad-norm {entry['grad_norm']:.3g}  {rate:,.0f} tokens/s"
+            + (f"  MFU {used:.1%}" if used is not None else "")
+            + f"  {tqdm.format_interval(left)} left"
+            + (f"  ${cost:,.2f} so far" if cost is not None else "")
         )
         self.training_bar.write(line, file=sys.stderr)
+        if not first and not self.corrected:
+            self.corrected = True
+            steady = (now - before) / (state.global_step - self.history[-2]["step"] if len(self.history) > 1 else 1)
+            said = correction(self.planned, steady, state.max_steps)
+            if said:
+                self.training_bar.write(f"  {said}", file=sys.stderr)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from finetune import data
 from finetune.chat import END_OF_TURN, render
-from finetune.data import IGNORED, prepare
-from finetune.encode import take
+from finetune.data import prepare
+from finetune.encode import IGNORED, take
 from finetune.errors import DataError, ModelError
 from finetune.reader import Reader, check_tokenizer
 from finetune.selection import SplitCounts, select
@@ -39,9 +39,11 @@ def test_the_training_row_is_prompt_then_answer(task: Any, reader: Reader, image
     selected = {example.row: example for example in select(task, setting("embedded", train_size=20)).train}
     assert len(prepared.train) == 20
     for row in prepared.train:
-        text = render(tokenizer, selected[row["row"]])
+        example = selected[row["row"]]
+        text = render(tokenizer, example)
         assert tokenizer.decode(without_images(row["input_ids"], tokenizer)) == text.prompt + text.completion
-        assert tokenizer.decode(supervised(row)) == text.completion == selected[row["row"]].answer + END_OF_TURN
+        said = [message.content for message in example.prompt if message.role == "assistant"] + [example.answer]
+        assert tokenizer.decode(supervised(row)) == "".join(answer + END_OF_TURN for answer in said)
         prompt = tokenizer(text.prompt, add_special_tokens=False)["input_ids"]
         assert without_images(row["input_ids"], tokenizer)[: len(prompt)] == prompt, (
             "the generation prompt is a prefix, token for token"
@@ -86,7 +88,9 @@ def test_bad_rows_are_counted_by_reason(write_jsonl: Callable[..., Path], reader
         },
     }
     assert prepared.record["test"] == {"read": 3, "used": 3, "dropped": {}}
-    assert "10000 training rows wanted, 11 there: all are used" in prepared.record["notes"]
+    assert not any("wanted" in note for note in prepared.record["notes"])
+    asked = prepare(TASK, setting(train.parent, train_size=50), reader, train=True)
+    assert "50 training rows wanted, 11 there: all are used" in asked.record["notes"]
 
 
 def test_no_row_is_ever_cut(write_jsonl: Callable[..., Path], reader: Reader) -> None:

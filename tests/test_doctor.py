@@ -80,14 +80,14 @@ def test_the_output_is_really_written(there: bool, tmp_path: Path) -> None:
     place = tmp_path / "out"
     if there:
         place.mkdir()
-    plan, _ = planned("l4x1", ask(output_dir=str(place)))
+    plan, _ = planned("b200x8", ask(output_dir=str(place)))
     [check] = check_output(plan)
     assert (check.state, check.found) == ("ok", f"{place if there else tmp_path}: written, read and deleted")
     assert not list(tmp_path.rglob(".doctor-*")) and place.exists() is there
 
 
 def test_a_bucket_that_may_not_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, _ = planned("l4x1", ask(output_dir="gs://closed/out"))
+    plan, _ = planned("b200x8", ask(output_dir="gs://closed/out"))
     with bucket.serve("closed") as storage:
         storage.closed = {"closed"}
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.url)

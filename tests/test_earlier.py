@@ -18,9 +18,9 @@ from tests.test_train import plan as make_plan
 
 pytest_plugins = ("tests.places",)
 WITHOUT_EFFECT = (
-    "output_dir overwrite device trust_remote use_fast activation_checkpointing logging_steps eval_batch_size "
-    "save_strategy save_steps save_minutes save_total_limit resume_from resume_anyway restart grace_seconds "
-    "results_file merge push_to_hub hub_repo hub_private_repo gcs_output_path "
+    "output_dir overwrite device price_per_hour trust_remote use_fast activation_checkpointing logging_steps "
+    "eval_batch_size save_strategy save_steps save_minutes save_total_limit resume_from resume_anyway restart "
+    "grace_seconds results_file merge push_to_hub hub_repo hub_private_repo gcs_output_path "
     "per_device_train_batch_size gradient_accumulation_steps"
 )
 """Settings that do not change the adapter or what is measured, or do so only together (rows of a step)."""

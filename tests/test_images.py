@@ -12,8 +12,8 @@ from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from finetune import evaluate, train
 from finetune.chat import END_OF_TURN, render
-from finetune.data import IGNORED, Prompts
-from finetune.encode import Encoded, take
+from finetune.data import Prompts
+from finetune.encode import IGNORED, Encoded, take
 from finetune.pictures import FilePicture, as_seen
 from finetune.reader import Reader
 from finetune.selection import SplitCounts

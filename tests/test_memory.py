@@ -152,9 +152,9 @@ def test_what_costs_more(change: dict[str, Any], stage: str, part: str) -> None:
 
 def test_what_would_make_it_fit_does() -> None:
     work = replace(WORK, micro_batch=8, eval_batch=16, checkpointing=False)
-    assert judge(GEMMA4_E4B, work, 140.0) == ""
-    said = judge(GEMMA4_E4B, work, 80.0)
-    assert said.startswith("may not fit: ") and "GiB too much; " in said and "would make it fit" in said
+    assert judge(GEMMA4_E4B, work, 140.0) == ("", True)
+    said, _ = judge(GEMMA4_E4B, work, 80.0)
+    assert "not fit: " in said and "GiB too much; " in said and "would make it fit" in said
     for there in (32.0, 64.0, 80.0, 110.0):
         for flag in remedies(GEMMA4_E4B, work, there):
             name, _, value = flag.removeprefix("--").partition(" ")
@@ -166,4 +166,4 @@ def test_what_would_make_it_fit_does() -> None:
                 "quantization": {"quantization": value},
             }[name]
             assert estimate(GEMMA4_E4B, replace(work, **changed)).peak <= there
-    assert judge(GEMMA4_31B, WORK, 4.0).endswith("a smaller model, or larger GPUs, would fit")
+    assert judge(GEMMA4_31B, WORK, 4.0)[0].endswith("a smaller model, or larger GPUs, would fit")

@@ -130,7 +130,7 @@ def test_a_bad_value_is_told_in_the_words_of_its_place(raw: Raw, message: str, h
 
 def test_the_nearest_choice_is_named() -> None:
     _, [problem] = merge({"task": Raw("text-to-sq", "flag", "--task")})
-    assert problem.message == "--task: 'text-to-sq' is not known; expected text-to-sql or pets"
+    assert problem.message == "--task: 'text-to-sq' is not known; expected text-to-sql, pets or chat"
     assert problem.hint == "did you mean --task text-to-sql?"
 
 

@@ -289,12 +289,18 @@ def test_the_plan_says_what_memory_is_wanted_and_what_would_make_it_fit() -> Non
     assert "memory        loading   [#######.............] 64." in describe(plan)
     assert not [note for note in plan.notes if "fit" in note]
 
-    tight = settle(ask(model_id=B31, quantization="none", max_length=512), machine("rtx-6000-ada"))
-    [note] = [note for note in tight.notes if "may not fit" in note]
+    asked = ask(model_id=B31, quantization="none", max_length=512)
+    tight = settle(replace(asked, what_if=True), machine("rtx-6000-ada"))
+    [note] = [note for note in tight.notes if "does not fit" in note]
     assert "on each GPU while" in note and note.endswith("--quantization nf4 would make it fit")
+    assert not tight.would_run and settle(Request(), machine("b200x8")).would_run
+    [refused] = problems(asked, machine("rtx-6000-ada"))
+    assert refused.startswith("--model-id: does not fit: ") and refused.endswith(
+        "-> --quantization nf4 would make it fit"
+    )
     scoring = settle(replace(ask(model_id=B31), command="evaluate"), machine("b200x8"))
     assert scoring.memory is not None and "training" not in scoring.memory["stages_gib"]
     [note] = [note for note in settle(Request(), machine("t4x1")).notes if "bf16" in note]
     assert note.startswith("Tesla T4 has no bf16 (compute capability 7.5; 8.0 and later have it): the model is in fp32")
     for there in (NO_GPU, machine("mig")):
-        assert not [note for note in settle(Request(), there).notes if "may not fit" in note]
+        assert not [note for note in settle(Request(), there).notes if "not fit" in note]

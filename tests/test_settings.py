@@ -28,11 +28,11 @@ def test_both_recipes_names_are_known(name: str) -> None:
 def test_the_options_are_these() -> None:
     """A setting that is added, renamed or dropped changes everyone's command lines: on purpose, or not at all."""
     assert " ".join(OPTIONS) == (
-        "task model_id output_dir overwrite device seed dataset image_column label_column train_size max_length "
-        "quantization lora_r lora_alpha lora_dropout lora_targets attn_implementation trust_remote use_fast "
-        "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps learning_rate "
-        "lr_scheduler_type warmup_ratio weight_decay max_grad_norm batching activation_checkpointing logging_steps "
-        "eval_size eval_batch_size max_new_tokens save_strategy save_steps save_minutes save_total_limit "
+        "task model_id output_dir overwrite device price_per_hour seed dataset image_column label_column train_size "
+        "max_length quantization lora_r lora_alpha lora_dropout lora_targets attn_implementation trust_remote "
+        "use_fast num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
+        "learning_rate lr_scheduler_type warmup_ratio weight_decay max_grad_norm batching activation_checkpointing "
+        "logging_steps eval_size eval_batch_size max_new_tokens save_strategy save_steps save_minutes save_total_limit "
         "resume_from resume_anyway restart grace_seconds results_file merge push_to_hub hub_repo hub_private_repo "
         "gcs_output_path"
     )

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import TrainerCallback
 
 from finetune import data, train
-from finetune.data import IGNORED
+from finetune.encode import IGNORED
 from finetune.errors import TrainingError
 from finetune.model import add_lora
 from finetune.order import FILLER, EpochOrder, with_fillers

@@ -20,13 +20,23 @@ def _sql_rows(split: Split, count: int, seed: int) -> list[dict[str, Any]]:
     return rows(split, count, seed)
 
 
+def _conversations(split: Split, count: int, seed: int) -> list[dict[str, Any]]:
+    from finetune.embedded.sql_rows import conversations
+
+    return conversations(split, count, seed)
+
+
 def _animals(split: Split, count: int, seed: int) -> list[dict[str, Any]]:
     from finetune.embedded.animals import rows
 
     return rows(split, count, seed)
 
 
-ROWS: Mapping[str, Callable[[Split, int, int], list[dict[str, Any]]]] = {"text-to-sql": _sql_rows, "pets": _animals}
+ROWS: Mapping[str, Callable[[Split, int, int], list[dict[str, Any]]]] = {
+    "text-to-sql": _sql_rows,
+    "pets": _animals,
+    "chat": _conversations,
+}
 """The embedded rows of each task: (split, count, seed) -> rows."""
 
 

@@ -17,6 +17,7 @@ from finetune.embedded.query import Query
 from finetune.embedded.questions import ask, joined
 from finetune.embedded.schemas import Table, one_table, two_tables
 from finetune.tasks.base import Split
+from finetune.tasks.text_to_sql import SYSTEM, user_prompt
 
 COLUMNS = ("sql_prompt", "sql_context", "sql")
 _JOINED_SHARE = 0.08
@@ -46,6 +47,21 @@ def rows(split: Split, count: int, seed: int) -> list[dict[str, str]]:
         {"sql_prompt": one.question, "sql_context": one.context, "sql": one.query.to_sql()}
         for one in islice(asked, count)
     ]
+
+
+def conversations(split: Split, count: int, seed: int) -> list[dict[str, list[dict[str, str]]]]:
+    """`count` conversations of `split`: two questions each about the same tables, the second without them."""
+    found = []
+    for first, second in islice(questions(split, seed, per_schema=2), count):
+        turns = (
+            ("system", SYSTEM),
+            ("user", user_prompt(first.context, first.question)),
+            ("assistant", first.query.to_sql()),
+            ("user", second.question),
+            ("assistant", second.query.to_sql()),
+        )
+        found.append({"messages": [{"role": role, "content": content} for role, content in turns]})
+    return found
 
 
 def questions(split: Split, seed: int, per_schema: int) -> Iterator[list[Asked]]:

@@ -9,13 +9,15 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 Split = Literal["train", "test"]
+IMAGE_MARK = "\ufffc"
+"""Unicode's object replacement character: where an image stands in a message of an example that has images."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of the conversation that stands before the answer. `role`: system or user."""
+    """One turn of the conversation that stands before the answer. What the assistant says in it is trained on, too."""
 
-    role: Literal["system", "user"]
+    role: Literal["system", "user", "assistant"]
     content: str
 
 
@@ -36,9 +38,9 @@ class Picture(Protocol):
 class Example:
     """One row, ready to be rendered: what the model is asked, and what it should answer.
 
-    `row` is the row's number in its source (from 1), so that a message can name it. `images` stand before the
-    text of the last user turn. `context` holds what scoring needs beyond the answer (for text-to-SQL the schema
-    the queries run on).
+    `row` is the row's number in its source (from 1), so that a message can name it. `images` stand where the prompt has
+    an IMAGE_MARK for each; where it has none, before the text of the last user turn. `context` holds what scoring needs
+    beyond the answer (for text-to-SQL the schema the queries run on).
     """
 
     row: int
@@ -67,12 +69,15 @@ class Verdict:
 class Metric:
     """One number of a task: `value` as a share from 0 to 1, over `total` examples.
 
-    `total` is the number of examples that could be scored, the denominator of a 95 % interval.
+    `total` is the number of examples that could be scored, the denominator of a 95 % interval. A number that is no
+    share has a `unit`, and its standard `error`; less of it is better.
     """
 
     name: str
     value: float
     total: int
+    unit: str = ""
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,12 +104,18 @@ class Score:
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a task's rows come from when the user names no data set."""
+    """Where a task's rows come from when the user names no data set.
+
+    `prompt_tokens` and `answer_tokens` are those of a mean row, images apart, roughly: for a plan made before the data
+    are here. 0 where that is not known.
+    """
 
     dataset: str
     rows: int
     train_size: int
     eval_size: int
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
 
 
 class Task(Protocol):
@@ -113,8 +124,10 @@ class Task(Protocol):
     NAME: str
     DESCRIPTION: str
     SOURCE: DataSource
-    COLUMNS: tuple[str, ...]
-    """Columns that a row must have."""
+    LAYOUTS: tuple[tuple[str, ...], ...]
+    """Columns that a row must have: all those of one of these."""
+    PLACEHOLDERS: Row
+    """A row with names in brackets for its values, for the model card."""
     DEFAULTS: Mapping[str, Any]
     """Settings that differ from the profile's for this task, by field name of settings.Settings."""
     VERDICTS: tuple[str, ...]
@@ -123,10 +136,13 @@ class Task(Protocol):
     """The one label of VERDICTS that says nothing about the model, if there is one."""
     ROWS_PER_STEP: int | None
     """Rows of an optimizer step, however many GPUs share them; None for the profile's own."""
-    IMAGES: bool
-    """Whether a row holds an image, under COLUMNS[0]."""
+    IMAGES: bool | None
+    """Whether a row holds an image, under the first column of its layout; None where it may hold any number."""
     STRATIFIED: bool
     """Whether a cut of the data keeps the shares of the answers (which are classes then)."""
+
+    TOKEN_LOSS: bool
+    """Whether the loss on held-out answers is measured, as the headline number."""
 
     def survey(self, rows: Iterable[Row]) -> Any:
         """What each example has to know of all rows of both splits, such as the names of the classes. Pure."""

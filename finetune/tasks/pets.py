@@ -14,8 +14,11 @@ from finetune.tasks.class_tally import AMBIGUOUS, UNKNOWN, confuse
 
 NAME = "pets"
 DESCRIPTION = "photo + names of the classes -> the name of its class"
-SOURCE = DataSource("timm/oxford-iiit-pet", rows=7_349, train_size=3_680, eval_size=3_669)
-COLUMNS: tuple[str, ...] = ("image", "label")
+SOURCE = DataSource(
+    "timm/oxford-iiit-pet", rows=7_349, train_size=3_680, eval_size=3_669, prompt_tokens=150, answer_tokens=6
+)
+LAYOUTS: tuple[tuple[str, ...], ...] = (("image", "label"),)
+PLACEHOLDERS: Row = {"image": "[image]", "label": "[label]"}
 DEFAULTS: Mapping[str, Any] = {
     "lora_targets": "all-linear",
     "batching": "shuffled",  # rows of one length are rows of few classes: a step would see only those
@@ -32,8 +35,9 @@ VERDICTS: tuple[str, ...] = (CORRECT, WRONG, AMBIGUOUS, UNKNOWN)
 UNSCORABLE: str | None = None
 ROWS_PER_STEP: int | None = 16
 """As published, with the learning rate: 690 steps. Steps of 512 rows would be 22 of them."""
-IMAGES = True
+IMAGES: bool | None = True
 STRATIFIED = True
+TOKEN_LOSS = False
 
 QUESTION = "Which of these does the picture show?\n"
 REQUEST = "\nAnswer with the name alone."

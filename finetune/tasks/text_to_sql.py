@@ -8,14 +8,24 @@ from finetune.tasks.base import DataSource, Example, Message, Metric, Row, Score
 
 NAME = "text-to-sql"
 DESCRIPTION = "question + schema -> one SQL statement, judged by running it"
-SOURCE = DataSource("philschmid/gretel-synthetic-text-to-sql", rows=12_500, train_size=10_000, eval_size=2_500)
+SOURCE = DataSource(
+    "philschmid/gretel-synthetic-text-to-sql",
+    rows=12_500,
+    train_size=10_000,
+    eval_size=2_500,
+    prompt_tokens=220,
+    answer_tokens=45,
+)
 COLUMNS: tuple[str, ...] = ("sql_prompt", "sql_context", "sql")
+LAYOUTS: tuple[tuple[str, ...], ...] = (COLUMNS,)
+PLACEHOLDERS: Row = {column: f"[{column}]" for column in COLUMNS}
 DEFAULTS: Mapping[str, Any] = {"lora_targets": "text"}
 VERDICTS: tuple[str, ...] = sql_verdicts.VERDICTS
 UNSCORABLE: str | None = sql_verdicts.UNSCORABLE
 ROWS_PER_STEP: int | None = None
-IMAGES = False
+IMAGES: bool | None = False
 STRATIFIED = False
+TOKEN_LOSS = False
 
 SYSTEM = (
     "You translate questions into SQL. The user gives a database schema and a question about it. "
