@@ -29,6 +29,7 @@ from finetune.checks import find_stage_problems
 from finetune.cli import COMMANDS, SettingsCommand, flag_option
 from finetune.describe import describe
 from finetune.errors import FinetuneError, StorageError, UsageError, UsageErrors
+from finetune.known_gpus import parse_gpus
 from finetune.plan import Plan
 from finetune.request import Request
 from finetune.resolve import draft, resolve
@@ -78,12 +79,17 @@ def run(request: Request, hf_token: str | None, dry_run: bool) -> None:
 @cli.command(
     cls=SettingsCommand,
     short_help="Say what `run` would do here, and why; do nothing.",
-    extra=[PLAN_FLAG, flag_option("json", "Print plan.json, not prose", is_flag=True)],
+    extra=[
+        PLAN_FLAG,
+        flag_option("machine", "Plan for other GPUs than this machine's, such as '8 x H100' or '4 x L4'"),
+        flag_option("json", "Print plan.json, not prose", is_flag=True),
+    ],
 )
-def plan(request: Request, hf_token: str | None, json: bool) -> None:
+def plan(request: Request, hf_token: str | None, machine: str | None, json: bool) -> None:
     """Say what `run` would do here, and why. Does nothing. Exit code 0 if it would be started."""
-    asked = replace(request, what_if=True)
-    settled = resolve(asked, *_look(asked, hf_token))
+    gpus, problems = _imagine(machine)
+    asked = replace(request, what_if=True, problems=(*request.problems, *problems))
+    settled = resolve(asked, *_look(asked, hf_token, gpus))
     click.echo(settled.to_json() if json else describe(settled, nodes=request.nodes), nl=False)
     _end_unless_it_would_run(settled)
 
@@ -175,8 +181,20 @@ def _as_trained(request: Request, adapter: str) -> Request:
     return replace(request, adapter_base=base, adapter_settings=settings)
 
 
-def _look(request: Request, hf_token: str | None) -> tuple[hardware.Machine, facts.Facts]:
+def _imagine(text: str | None) -> tuple[tuple[hardware.Gpu, ...], list[FinetuneError]]:
+    """The GPUs of --machine, none if there is no such flag, and what is wrong with it."""
+    try:
+        return parse_gpus(text) if text else (), []
+    except UsageError as error:
+        return (), [error]
+
+
+def _look(
+    request: Request, hf_token: str | None, imagined: tuple[hardware.Gpu, ...] = ()
+) -> tuple[hardware.Machine, facts.Facts]:
     machine = hardware.detect()
+    if imagined:
+        machine = replace(machine, gpus=imagined, driver=None, note=hardware.ASSUMED)
     environ = {**os.environ, **({"HF_TOKEN": hf_token} if hf_token else {})}
     return machine, facts.gather(draft(request, machine), request.adapter, environ)
 

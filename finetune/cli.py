@@ -26,11 +26,12 @@ ELSEWHERE = {
     "--split": "evaluate",
     "--to": "stage",
     "--json": "plan, doctor",
+    "--machine": "plan",
     "--plan": "run",
     "--dry-run": "run",
 }
 """Flags that only some commands have, and a command that has each."""
-HANDED_ON = ("dry_run", "json", "model_id", "to")
+HANDED_ON = ("dry_run", "json", "machine", "model_id", "to")
 """A command's own flags that its function takes as they are."""
 TOKEN_WARNING = "warning: --hf-token can be read in the machine's list of processes; set HF_TOKEN instead"
 HELP_WIDTH = 100

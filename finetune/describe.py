@@ -5,7 +5,7 @@ from textwrap import wrap
 from typing import Any
 
 from finetune.forecast import spoken
-from finetune.hardware import Gpu, Machine
+from finetune.hardware import ASSUMED, Gpu, Machine
 from finetune.launch import command
 from finetune.nodes import ALONE, Nodes
 from finetune.plan import BY_USER, Launch, Plan
@@ -66,7 +66,8 @@ def _machine(plan: Plan) -> str:
         kinds.setdefault(f"{gpu.name} ({memory})", []).append(gpu)
     parts = [f"{len(gpus)} x {kind}" for kind, gpus in kinds.items()] or ["no GPU"]
     parts += [f"driver {machine.driver}"] if machine.driver else []
-    parts += [f"{machine.cpu_cores} CPU cores"] + ([f"{machine.ram_gib} GiB RAM"] if machine.ram_gib else [])
+    if machine.note != ASSUMED:
+        parts += [f"{machine.cpu_cores} CPU cores"] + ([f"{machine.ram_gib} GiB RAM"] if machine.ram_gib else [])
     return ", ".join(parts) + (f" ({machine.note})" if machine.note else "")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from finetune.gpu_rates import Rates
+from finetune.known_gpus import Rates
 from finetune.memory import IMAGE_TOKENS, NF4_BYTES, PATCHES_PER_TOKEN
 from finetune.parameters import count
 from finetune.shapes import text_layers, text_value
@@ -20,8 +20,10 @@ UNPACKED_BYTES = NF4_BYTES + 2 + 2
 """Of memory traffic for a weight in NF4 each time it is used: read, written in bf16, read again."""
 LINK_SHARE = 0.6
 """Of a link's speed that gathering reaches."""
-LAYER_S = 0.0006
-"""Seconds that Python takes to send off a layer's kernels: no pass is faster."""
+LAYER_S = 0.0012
+"""Seconds that Python takes to send off an adapted layer's kernels: no forward pass is faster."""
+BACKWARD = 2
+"""Times as many kernels has a backward pass."""
 READ_GB_S = 1.0
 """GB/s at which weights come from a bucket, the hub or a disk."""
 STARTING_S = 20.0
@@ -103,7 +105,7 @@ def estimate_duration(
     computing = rows * done / (rates.share * rates.tflops * TERA)
     moving = (2 + again) * model.packed_bytes / (rates.memory_gb_s * GIGA)
     gathering = 2 * _gather_s(model, machines)
-    a_micro_batch = max(computing + moving, gathering, (2 + again) * model.layers * LAYER_S)
+    a_micro_batch = max(computing + moving, gathering, (1 + BACKWARD + again) * model.layers * LAYER_S)
     seconds = {"load": STARTING_S + model.weight_bytes / (READ_GB_S * GIGA)}
     measuring = values["eval_size"] and lengths.test
     if measuring:

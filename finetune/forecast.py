@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from finetune.duration import Lengths, Machines, estimate_duration
-from finetune.gpu_rates import cpu_rates, price, rates
 from finetune.hardware import Gpu
+from finetune.known_gpus import cpu_rates, price, rates
 from finetune.memory import IMAGE_TOKENS
 from finetune.rows import split_sizes
 from finetune.sampling import Sample

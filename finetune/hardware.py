@@ -21,6 +21,8 @@ CGROUP = Path("/sys/fs/cgroup")
 GIB = 1024**3
 IDLE_GIB = 1.0
 """What the driver itself takes of a GPU, at most: more is another process's."""
+ASSUMED = "assumed, not found"
+"""Machine.note of GPUs that are only planned for."""
 SLICE_SHARE = 0.97
 """Of a MIG slice's size, as its name has it, what can be used."""
 

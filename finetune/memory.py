@@ -33,6 +33,8 @@ PATCHES_PER_TOKEN = 9
 """Patches of 16 x 16 pixels that become one token of an image."""
 IMAGE_TOKENS = 280
 """Of an image, at most."""
+LEAST_RANK = 8
+"""Of LoRA, that is proposed where memory is short."""
 HOST_PER_RANK = 8 * GIB
 """Python with torch, the CUDA libraries, and rows on their way."""
 
@@ -210,15 +212,39 @@ def _answers(config: Mapping[str, Any], work: Work) -> float:
 
 
 def remedies(config: Mapping[str, Any], work: Work, there: float) -> list[str]:
-    """The flags of which each one would make it fit into `there` GiB, the least costly first."""
-    changes: list[tuple[str, Work]] = []
+    """The flags of which each one would make it fit into `there` GiB, the least costly first; where none would alone,
+    the first ones that do together."""
+    changes = list(_savings(work))
+    alone = [flag for flag, saving in changes if estimate(config, replace(work, **saving)).peak <= there]
+    if alone:
+        return list({flag.partition(" ")[0]: flag for flag in reversed(alone)}.values())[::-1]
+    flags: dict[str, str] = {}
+    for flag, saving in changes:
+        work = replace(work, **saving)
+        flags[flag.partition(" ")[0]] = flag
+        if estimate(config, work).peak <= there:
+            return [" with ".join(flags.values())]
+    return []
+
+
+def _savings(work: Work) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Flags, and what each changes. Of several values of one flag, the first that is enough is meant."""
     if work.eval_batch > 1:
-        changes.append(("--eval-batch-size 1", replace(work, eval_batch=1)))
+        yield "--eval-batch-size 1", {"eval_batch": 1}
     if not work.checkpointing:
-        changes.append(("--activation-checkpointing", replace(work, checkpointing=True)))
+        yield "--activation-checkpointing", {"checkpointing": True}
     if work.micro_batch > 1:
-        changes.append(("--per-device-train-batch-size 1", replace(work, micro_batch=1)))
-    changes.append((f"--max-length {work.max_length // 2}", replace(work, max_length=work.max_length // 2)))
+        yield "--per-device-train-batch-size 1", {"micro_batch": 1}
     if work.quantization == "none":
-        changes.append(("--quantization nf4", replace(work, quantization="nf4", gpus=1)))
-    return [flag for flag, less in changes if estimate(config, less).peak <= there]
+        yield "--quantization nf4", {"quantization": "nf4", "gpus": 1}
+    for rank in smaller_ranks(work.lora_r):
+        yield f"--lora-r {rank}", {"lora_r": rank}
+    yield f"--max-length {work.max_length // 2}", {"max_length": work.max_length // 2}
+
+
+def smaller_ranks(rank: int) -> list[int]:
+    """Half of a LoRA rank, half of that, and so on, as far as an adapter is still worth training."""
+    found = []
+    while (rank := rank // 2) >= LEAST_RANK:
+        found.append(rank)
+    return found

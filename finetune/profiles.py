@@ -10,7 +10,8 @@ from typing import Any
 
 from finetune.embedded import EMBEDDED
 from finetune.fit import fit
-from finetune.hardware import Gpu, Machine
+from finetune.hardware import ASSUMED, Gpu, Machine
+from finetune.known_gpus import assumed
 from finetune.settings import DEFAULTS
 
 ROWS_PER_STEP = 512
@@ -125,7 +126,7 @@ PROFILES: tuple[Profile, ...] = (
         min_gpus=8,
         max_gpus=8,
         published="those who published this recipe told of about 2 h 30 min on this machine, with other code",
-        assumes=tuple(Gpu(index, "NVIDIA B200", 179.1, 10.0) for index in range(8)),
+        assumes=assumed(8, "B200"),
     ),
     Profile(
         "rtx-pro-6000",
@@ -135,7 +136,7 @@ PROFILES: tuple[Profile, ...] = (
         gpu="RTX PRO 6000",
         min_gpus=1,
         max_gpus=1,
-        assumes=(Gpu(0, "NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6, 12.0),),
+        assumes=assumed(1, "RTX PRO 6000"),
     ),
     Profile(
         "multi-gpu",
@@ -144,7 +145,7 @@ PROFILES: tuple[Profile, ...] = (
         {"per_device_train_batch_size": 2, **LONG_STEPS},
         min_gpus=2,
         sized=True,
-        assumes=tuple(Gpu(index, "NVIDIA H100 80GB HBM3", 79.6, 9.0) for index in range(8)),
+        assumes=assumed(8, "H100"),
     ),
     Profile(
         "gpu",
@@ -154,7 +155,7 @@ PROFILES: tuple[Profile, ...] = (
         min_gpus=1,
         max_gpus=1,
         sized=True,
-        assumes=(Gpu(0, "NVIDIA L4", 22.5, 8.9),),
+        assumes=assumed(1, "L4"),
     ),
     Profile(
         "cpu",
@@ -195,7 +196,9 @@ def match(machine: Machine) -> Match:
         if not _has_words(gpus[0].name, profile.gpu) or (profile.gpu and gpus[0].mig):
             continue  # a slice of a GPU is none
         if profile.min_gpus <= len(gpus) and (profile.max_gpus is None or len(gpus) <= profile.max_gpus):
-            reason = "; ".join(part for part in (f"found {count(gpus)}", missed, left_out, machine.note) if part)
+            found = f"assumed {count(gpus)}" if machine.note == ASSUMED else f"found {count(gpus)}"
+            note = "" if machine.note == ASSUMED else machine.note
+            reason = "; ".join(part for part in (found, missed, left_out, note) if part)
             return Match(profile, gpus, reason)
         if profile.gpu:
             missed = f"profile {profile.name} expects {profile.min_gpus} of them, so a general one runs instead"
@@ -247,6 +250,9 @@ def set_up(
     chosen = fit(gpus, lambda kind: {**DEFAULTS, **by_kind[kind], **task, **given}, images, given, config)
     settings = {**by_kind[chosen.quantization], "model_id": chosen.model_id}
     settings |= {"per_device_train_batch_size": chosen.rows, "eval_batch_size": chosen.answers}
+    if chosen.lora_r:
+        settings["lora_alpha"] = settings["lora_alpha"] * chosen.lora_r // settings["lora_r"]
+        settings["lora_r"] = chosen.lora_r
     if chosen.quantization == "none":
         settings["gradient_accumulation_steps"] = max(1, round(ROWS_PER_STEP / (chosen.rows * chosen.gpus)))
     return Setup(settings, profile.accel_config if chosen.gpus > 1 else "gpu1.yaml", gpus[: chosen.gpus], chosen.note)

@@ -180,7 +180,7 @@ def _example(name: str) -> str:
         return CHOICES[name][0]
     default = DEFAULTS[name]
     if default is None:
-        return {int: "100", str: "..."}[kind(name)]
+        return {int: "100", float: "10.0", str: "..."}[kind(name)]
     return str(default).lower() if kind(name) is bool else str(default)
 
 

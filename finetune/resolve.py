@@ -14,7 +14,7 @@ from finetune.errors import FinetuneError, UsageError, UsageErrors
 from finetune.facts import Facts
 from finetune.fit import judge, memory_of
 from finetune.forecast import Place, forecast_data, forecast_time
-from finetune.hardware import Gpu, Machine
+from finetune.hardware import ASSUMED, Gpu, Machine
 from finetune.known_models import known_config
 from finetune.memory import Work, estimate
 from finetune.plan import BY_USER, Launch, Plan, Source
@@ -151,7 +151,7 @@ def _named(request: Request, machine: Machine) -> tuple[Match, Machine, list[Fin
         return Match(profile, gpus, f"asked for by {named.where}; found {count(gpus)}"), machine, []
     wanted, found = count(profile.assumes), count(gpus)
     reason = f"asked for by {named.where}: what would run on {wanted}; this machine has {found}"
-    assumed = replace(machine, gpus=profile.assumes, driver=None, note="assumed, not found")
+    assumed = replace(machine, gpus=profile.assumes, driver=None, note=ASSUMED)
     if request.what_if:
         return Match(profile, profile.assumes, reason), assumed, []
     general = "a GPU" if profile.max_gpus else f"{profile.min_gpus} GPUs or more"

@@ -18,6 +18,17 @@ from finetune.tasks.base import Task
 ROWS_LOOKED_AT = 100
 Problem = tuple[str, str]
 """Message and hint."""
+MEANT = {
+    "conversation": "messages",
+    "conversations": "messages",
+    "instruction": "prompt",
+    "question": "prompt",
+    "input": "prompt",
+    "answer": "completion",
+    "response": "completion",
+    "output": "completion",
+}
+"""Names of columns that are in use elsewhere -> ours."""
 Missing = Callable[[Sequence[str]], Problem | None]
 """Column names -> what is missing among them, if anything is."""
 
@@ -112,16 +123,26 @@ def _told(path: Path, line: int, problem: Problem | None) -> Problem | None:
 
 
 def _missing(task: Task, names: Sequence[str]) -> Problem | None:
-    """What is missing of the layout that is nearest to these columns."""
-    lacking = [[column for column in layout if column not in names] for layout in task.LAYOUTS]
-    place = min(range(len(lacking)), key=lambda number: len(lacking[number]))
-    missing, layout = lacking[place], task.LAYOUTS[place]
+    """What is missing of the layout that is nearest to these columns, and which of them are meant by it."""
+    found = [_compare(layout, names) for layout in task.LAYOUTS]
+    pairs = zip(found, task.LAYOUTS, strict=True)
+    far = [(len(missing) - len(renames) / 2) / len(layout) for (missing, renames), layout in pairs]
+    missing, renames = found[far.index(min(far))]
     if not missing:
         return None
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    others = [name for name in names if name not in layout]
-    near = {column: get_close_matches(column, others, 1, 0.7) for column in missing}
-    renames = ", ".join(f"{found[0]} to {column}" for column, found in near.items() if found)
     wanted = ", or ".join(", ".join(columns) for columns in task.LAYOUTS)
-    hint = (f"rename {renames}; " if renames else "") + f"{task.NAME} needs the columns {wanted}"
+    hint = (f"rename {', '.join(renames)}; " if renames else "") + f"{task.NAME} needs the columns {wanted}"
     return f"no column {', '.join(missing)}; found {shown or 'none'}", hint
+
+
+def _compare(layout: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The columns of a layout that are missing, and the names that seem to be meant: `answer to completion`."""
+    missing = [column for column in layout if column not in names]
+    others = [name for name in names if name not in layout]
+    renames = []
+    for column in missing:
+        near = [name for name in others if MEANT.get(name.lower()) == column]
+        near += get_close_matches(column, others, 1, 0.7)
+        renames += [f"{near[0]} to {column}"] if near else []
+    return missing, renames

@@ -221,7 +221,7 @@ def build(
     lengths = [len(ids) for ids in train["input_ids"]] if settings.batching == "length-grouped" else None
     order = EpochOrder(len(train), len(filled) - len(train), step_rows, settings.seed, lengths)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(logs)
-    progress = ProgressLines(plan.time)
+    progress = ProgressLines(plan.time, lambda: sum(journal.about().get("seconds", {}).values()))
     arguments = training_arguments(plan, logs, -(-len(filled) // step_rows))
     if reader.processor and not plan.launch.use_cpu:
         arguments.dataloader_num_workers = IMAGE_WORKERS

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -15,12 +15,12 @@ class ProgressLines(ProgressCallback):
     """A bar, and above it one line a log step. Also keeps the history for the report.
 
     `planned` is the plan's estimate of the time (Plan.time), which the second line corrects: the first has what is
-    done only once.
+    done only once. `spent` tells the seconds of the whole run so far, which is what is paid for.
     """
 
-    def __init__(self, planned: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, planned: Mapping[str, Any] | None = None, spent: Callable[[], float] = lambda: 0.0) -> None:
         super().__init__()
-        self.planned = planned
+        self.planned, self.spent = planned, spent
         self.corrected = False
         self.history: list[dict[str, float]] = []
         self.tokens = 0.0
@@ -68,7 +68,7 @@ class ProgressLines(ProgressCallback):
         self.history.append(entry)
         a_step = (now - self._begun) / (state.global_step - self._first_step)
         left = a_step * (state.max_steps - state.global_step)
-        used, cost = mfu(self.planned, rate), dollars(self.planned, now - self._begun)
+        used, cost = mfu(self.planned, rate), dollars(self.planned, self.spent())
         line = (
             f"step {state.global_step}/{state.max_steps}  loss {entry['loss']:.4f}  lr {entry['learning_rate']:.2e}"
             f"  grad-norm {entry['grad_norm']:.3g}  {rate:,.0f} tokens/s"

@@ -138,6 +138,36 @@ def test_a_plan_can_be_made_for_another_machine(run: Run, planned: Planned) -> N
     assert "what would run on 8 x NVIDIA B200; this machine has no GPU" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--machine", "8 x B200"], 0, ""),
+        (["--machine", "1 x T4"], 0, ""),
+        (
+            ["--machine", "1 x T4", "--model-id", "google/gemma-4-31B-it"],
+            2,
+            "this would not run: see the note on memory\n",
+        ),
+    ],
+)
+def test_a_plan_ends_with_whether_it_would_run(run: Run, words: list[str], code: int, told: str) -> None:
+    ended, out, err = run("plan", *words)
+    assert (ended, err) == (code, told)
+    assert out.startswith("gemma4-finetune: fine-tune") and "(assumed, not found)" in out
+    assert ("does not fit: " in out) is bool(code)
+    as_json = run("plan", "--json", *words)
+    assert as_json[0] == code and Plan.from_json(as_json[1]).would_run is not bool(code)
+
+
+def test_an_imagined_machine_is_planned_for_with_time_and_money(run: Run) -> None:
+    _, out, _ = run("plan", "--machine", "4xL4", "--price-per-hour", "2.5")
+    text = " ".join(out.split())
+    assert "4 x NVIDIA L4 (22.5 GiB each) (assumed, not found)" in text
+    assert "multi-gpu: assumed 4 x NVIDIA L4" in text and "CPU cores" not in text
+    assert "M tokens: about" in text and "assuming 50% of 121 TFLOP/s a GPU; the first steps correct it" in text
+    assert "at $2.50 an hour (by --price-per-hour)" in text
+
+
 def test_evaluate_leaves_the_runs_own_plan_alone(run: Run, started: list[Any], tmp_path: Path) -> None:
     adapter = tmp_path / "out" / "adapter"
     adapter.mkdir(parents=True)

@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 
 from finetune.forecast import Place, correction, dollars, forecast_data, forecast_time, mfu, spoken
-from finetune.gpu_rates import GPUS, price, rates
 from finetune.hardware import Gpu
 from finetune.known_models import GEMMA4_31B
 from finetune.sampling import Sample
 from finetune.settings import DEFAULTS
 from finetune.tasks import TASKS, chat, text_to_sql
-from tests.machines import SMI, machine
 
 H100S = tuple(Gpu(index, "NVIDIA H100 80GB HBM3", 79.6, 9.0) for index in range(8))
 SAMPLE = Sample(1_000, 100, 200.0, 50.0, 0.0, 200, True)
@@ -25,47 +23,6 @@ def planned(place: Place, **changes: Any) -> dict[str, Any]:
     found = forecast_time(GEMMA4_31B, values, data, place, trains=True)
     assert found is not None
     return found
-
-
-def test_every_gpu_of_the_fixtures_has_a_row_but_those_that_no_one_lists() -> None:
-    names = {gpu.name for name in SMI for gpu in machine(name).gpus}
-    unknown = {name for name in names if rates(Gpu(0, name, 80.0, 9.0)) is None}
-    assert unknown == {"NVIDIA GB10"} and len(names) >= 17
-    assert len({row.words for row in GPUS}) == len(GPUS)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA GB200", "GB200"),
-        ("NVIDIA H100 NVL", "H100 NVL"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
-        ("NVIDIA A100-SXM4-40GB", "A100"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA A10G", "A10G"),
-    ],
-)
-def test_the_row_of_a_gpu(name: str, words: str) -> None:
-    found = rates(Gpu(0, name, 80.0, 9.0))
-    assert found and found.words == words
-
-
-def test_a_slice_of_a_gpu_has_its_part_and_no_price() -> None:
-    whole, part = rates(H100S[0]), rates(replace(H100S[0], name="NVIDIA H100 80GB HBM3 MIG 3g.40gb", mig=True))
-    assert whole and part
-    assert part.tflops == pytest.approx(whole.tflops * 3 / 7) and part.dollars is None
-
-
-def test_all_gpus_of_all_nodes_are_paid_for() -> None:
-    assert price(H100S, 2) == (
-        pytest.approx(2 * 8 * 11.06),
-        "$11.06 an hour for each H100 (a3-highgpu-8g), list price on demand",
-    )
-    assert price([Gpu(0, "NVIDIA B200", 179.1, 10.0)], 1) is None
-    assert price([], 1) is None
 
 
 def test_time_and_money_add_up() -> None:

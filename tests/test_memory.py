@@ -166,4 +166,14 @@ def test_what_would_make_it_fit_does() -> None:
                 "quantization": {"quantization": value},
             }[name]
             assert estimate(GEMMA4_E4B, replace(work, **changed)).peak <= there
-    assert judge(GEMMA4_31B, WORK, 4.0)[0].endswith("a smaller model, or larger GPUs, would fit")
+    assert judge(GEMMA4_31B, WORK, 4.0)[0].endswith("only larger GPUs would do")
+    assert judge(GEMMA4_31B, WORK, 17.0)[0].endswith("--model-id google/gemma-4-E4B-it would fit")
+
+
+def test_a_smaller_adapter_is_proposed_and_what_only_helps_together() -> None:
+    work = replace(WORK, quantization="nf4", lora_r=64)
+    of_16, of_32 = (estimate(GEMMA4_31B, replace(work, lora_r=rank)).peak for rank in (16, 32))
+    assert "--lora-r 16" in remedies(GEMMA4_31B, work, of_16)
+    assert "--lora-r 32" in remedies(GEMMA4_31B, work, of_32)
+    both = replace(work, eval_batch=1, lora_r=8)
+    assert remedies(GEMMA4_31B, work, estimate(GEMMA4_31B, both).peak) == ["--eval-batch-size 1 with --lora-r 8"]

@@ -40,9 +40,9 @@ CHOICES: list[tuple[str, str, str, str, int, int, str]] = [
     ("h100x3", "multi-gpu", "none", B31, 3, 85, "found 3 x"),
     ("h200x1", "gpu", "none", B31, 1, 512, "found 1 x NVIDIA H200"),
     ("a100-40x2", "multi-gpu", "nf4", B31, 1, 16, "too large for these 2 GPUs: NF4 on one of them, 1 idle"),
-    ("l4x1", "gpu", "none", E4B, 1, 512, "found 1 x NVIDIA L4"),
+    ("l4x1", "gpu", "none", E4B, 1, 512, f"{B31} would want 28.6 GiB of each GPU at least, not 22.5: {E4B} is taken"),
     ("l4x4", "multi-gpu", "none", E4B, 4, 64, "found 4 x NVIDIA L4"),
-    ("t4x1", "gpu", "nf4", E2B, 1, 16, "found 1 x Tesla T4"),
+    ("t4x1", "gpu", "nf4", E2B, 1, 16, f"lora_r is 16, not 64, so that {E2B} fits"),
     ("mig", "gpu", "nf4", B31, 1, 16, "MIG 3g.40gb; a process has one slice"),
     ("busy", "gpu", "nf4", B31, 1, 16, "42.0 of 79.6 GiB are in use already"),
     ("a100-80x1", "gpu", "none", B31, 1, 512, "found 1 x NVIDIA A100"),
@@ -129,6 +129,13 @@ def test_fit_of_a_users_model(gpus: str, given: dict[str, Any], expected: str, p
     chosen = setup(gpus, **given)
     assert (chosen.settings["model_id"], chosen.settings["quantization"]) == (given["model_id"], expected)
     assert len(chosen.gpus) == processes
+
+
+def test_the_adapter_is_smaller_where_nothing_else_helps() -> None:
+    chosen = setup("l4x1", model_id=B31)
+    assert (chosen.settings["lora_r"], chosen.settings["lora_alpha"]) == (8, 8)
+    assert chosen.note == f"lora_r is 8, not 64, so that {B31} fits"
+    assert setup("l4x1", model_id=B31, lora_r=64).settings["lora_r"] == 64, "a user's own value stays"
 
 
 def test_a_users_folder_is_judged_by_its_own_shape() -> None:
