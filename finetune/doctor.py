@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from finetune.model_facts import look_in_folder
 from finetune.parameters import count
 from finetune.plan import Plan
 from finetune.settings import Trouble
-from finetune.storage import is_bucket, open_folder
+from finetune.storage import is_bucket, is_mount, open_folder
 
 LOCK, PROJECT = ROOT / "requirements.lock", ROOT / "pyproject.toml"
 WORKER = "finetune.doctor_worker"
@@ -39,6 +40,8 @@ SHM_WANTED_GIB = 1.0
 """NCCL's buffers between GPUs, and batches of images on their way. Containers have 64 MiB unless told otherwise."""
 DRIVER_WANTED = 580
 """NVIDIA's driver for CUDA 13, of which the locked torch is."""
+READ = 8_000_000
+"""Bytes of either end of a file that are read to see that it can be."""
 CHECKPOINT_BYTES = 12
 """A parameter of the adapter, and Adam's two moments, in fp32."""
 
@@ -154,8 +157,11 @@ def check_model(plan: Plan, facts: Facts) -> Iterator[Check]:
             yield Check("weights", "fail", found.message, found.hint)
         else:
             yield Check("weights", "ok", f"{name} is whole in {cached}")
-    elif facts.model.kind != "hub":
+    elif facts.model.kind == "embedded":
         yield Check("weights", "ok", f"{name} is whole")
+    elif facts.model.kind == "folder":
+        yield Check("weights", "ok", f"{facts.model.name} is whole")
+        yield check_reading(facts.model.name)
     elif os.environ.get("HF_HUB_OFFLINE") == "1":
         hint = "unset it, or download the model first"
         yield Check("weights", "fail", f"{name} is not downloaded, and HF_HUB_OFFLINE=1 is set", hint)
@@ -165,6 +171,28 @@ def check_model(plan: Plan, facts: Facts) -> Iterator[Check]:
         yield Check("hub token", "ok", "there is one")
     elif facts.model.kind == "hub" or plan.settings.push_to_hub:
         yield Check("hub token", "warn", "there is none", "set HF_TOKEN, if the model wants one")
+
+
+def check_reading(place: str) -> Check:
+    """Really read the ends of the largest file of a model's folder: a bucket or a mount may list what it does not
+    give."""
+    folder = open_folder(place)
+    begun = time.monotonic()
+    try:
+        sizes = folder.files(deep=False)
+        largest = max(sizes, key=lambda name: sizes[name])
+        size = sizes[largest]
+        parts = [(0, min(READ, size)), (max(0, size - READ), size)]
+        got = sum(len(folder.read(largest, start, end)) for start, end in parts)
+    except (StorageError, OSError) as error:
+        message = error.message if isinstance(error, StorageError) else str(error)
+        return Check("reading", "fail", message, "see the bucket's permissions, and the mount's log")
+    kind = "bucket" if is_bucket(place) else "mounted bucket" if is_mount(Path(place)) else "disk"
+    wanted = sum(end - start for start, end in parts)
+    found = f"{got / 1e6:,.1f} MB of {largest} from the {kind} in {time.monotonic() - begun:.2f} s"
+    if got == wanted:
+        return Check("reading", "ok", found)
+    return Check("reading", "fail", f"{found}; {wanted / 1e6:,.1f} were asked for", "copy the file anew")
 
 
 def _downloaded(model_id: str) -> str | None:

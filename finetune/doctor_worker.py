@@ -1,7 +1,7 @@
 """The doctor's checks that need torch, and a model's tokenizer: `python -m finetune.doctor_worker PLAN.json ANSWER`.
 
-Real work, small: a product with NF4 weights on the device, and a few rows of the data as they will be trained on.
-Started by doctor.py.
+Real work, small: a product with NF4 weights on the device, a sum over all GPUs, and a few rows of the data as they will
+be trained on. Started by doctor.py.
 """
 
 import json
@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
-from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-from torch.cuda import nccl
+from bitsandbytes import matmul_4bit
+from bitsandbytes.functional import quantize_4bit
 
 from finetune import data, sources
 from finetune.data import Prepared
 from finetune.doctor import BEGIN, END, Check
+from finetune.doctor_group import check_group
 from finetune.encode import IGNORED
 from finetune.errors import FinetuneError
 from finetune.plan import Plan
@@ -37,6 +39,9 @@ def main(plan_path: str, answer: str) -> int:
     plan = Plan.from_json(Path(plan_path).read_text())
     devices = [torch.device("cuda", 0)] if torch.cuda.is_available() and not plan.launch.use_cpu else []
     checks = [*check_torch(plan), *(check_products(device) for device in devices or [torch.device("cpu")])]
+    if plan.launch.processes_per_node > 1 and devices:
+        with TemporaryDirectory(prefix="gemma4-doctor-") as folder:
+            checks.append(check_group("NCCL", "nccl", plan.launch.processes_per_node, Path(folder)))
     checks += check_rows(plan, Path(answer).parent)
     Path(answer).write_text(json.dumps([asdict(check) for check in checks]))
     return 0
@@ -57,10 +62,6 @@ def check_torch(plan: Plan) -> Iterator[Check]:
     remedy = "install the locked torch: requirements.lock" if without else ""
     found = f"{build}, kernels for {', '.join(known)}" + (f"; none for {', '.join(without)}" if without else "")
     yield Check("torch", "fail" if without else "ok", found, remedy)
-    if plan.launch.num_processes > 1:
-        there = torch.distributed.is_nccl_available()
-        number = ".".join(map(str, nccl.version())) if there else "is not in this build"  # type: ignore[no-untyped-call]
-        yield Check("NCCL", "ok" if there else "fail", number, "" if there else "install the locked torch")
 
 
 def _arch(number: int) -> str:
@@ -82,7 +83,7 @@ def check_products(device: torch.device) -> Check:
     wide = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     try:
         packed, state = quantize_4bit(weight.to(wide), quant_type="nf4", compress_statistics=True)
-        found = (rows.to(wide) @ dequantize_4bit(packed, state).to(wide).T).float()
+        found = matmul_4bit(rows.to(wide), packed.t(), quant_state=state).float()
     except (RuntimeError, ValueError, NotImplementedError) as error:
         remedy = "install the locked bitsandbytes and torch: requirements.lock"
         return Check("NF4", "fail", f"on {device}: {str(error).splitlines()[0]}", remedy)

@@ -93,6 +93,7 @@ AFTER = (
     "finetune.report_html",
     "finetune.workplace",
     "finetune.run_stages",
+    "finetune.doctor_group",
     "finetune.doctor_worker",
     "finetune.worker",
 )

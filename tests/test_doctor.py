@@ -10,9 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from finetune import doctor
-from finetune.doctor import BEGIN, END, Check, check_machine, check_output, check_python, check_space, table
+from finetune.doctor import (
+    BEGIN,
+    END,
+    Check,
+    check_machine,
+    check_output,
+    check_python,
+    check_reading,
+    check_space,
+    table,
+)
 from finetune.errors import UsageError, UsageErrors
 from finetune.facts import Facts
 from finetune.known_models import GEMMA4_31B
@@ -22,6 +33,7 @@ from finetune.request import Request
 from finetune.resolve import resolve
 from tests import bucket
 from tests.conftest import ROOT
+from tests.fuse_mount import mounted
 from tests.machines import NO_GPU, machine
 from tests.test_resolve import ask
 
@@ -93,6 +105,40 @@ def test_a_bucket_that_may_not_be_used_is_told(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.url)
         [check] = check_output(plan)
     assert check.state == "fail" and "this machine's account may not do that" in check.found
+
+
+def test_the_weights_are_really_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(2_000_000))
+    (tmp_path / "config.json").write_text("{}")
+    on_disk = check_reading(str(tmp_path))
+    assert on_disk.state == "ok" and on_disk.found.startswith("4.0 MB of model.safetensors from the disk in ")
+    with bucket.serve("models", "closed") as storage:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.url)
+        storage.keep("models/gemma/model.safetensors", bytes(3_000_000))
+        in_bucket = check_reading("gs://models/gemma")
+        storage.closed = {"closed"}
+        closed = check_reading("gs://closed/gemma")
+    assert in_bucket.state == "ok" and "6.0 MB of model.safetensors from the bucket" in in_bucket.found
+    assert closed.state == "fail" and "this machine's account may not do that" in closed.found
+
+
+def test_weights_on_a_mount_are_really_read(tmp_path: Path) -> None:
+    source, mount = tmp_path / "bucket", tmp_path / "mount"
+    (source / "gemma").mkdir(parents=True)
+    (source / "gemma" / "model.safetensors").write_bytes(bytes(2_000_000))
+    with mounted(source, mount):
+        found = check_reading(str(mount / "gemma"))
+    assert found.state == "ok" and "4.0 MB of model.safetensors from the mounted bucket" in found.found
+
+
+def test_processes_really_add_up(tmp_path: Path) -> None:
+    from finetune.doctor_group import check_group
+
+    heard = check_group("NCCL", "gloo", 2, tmp_path, numbers=100_000)
+    assert heard.state == "ok" and heard.found.startswith("2 processes added 0 MiB up in "), heard
+    (tmp_path / "other").mkdir()
+    lost = check_group("NCCL", "nccl" if not torch.cuda.is_available() else "mpi", 2, tmp_path / "other", numbers=10)
+    assert lost.state == "fail" and lost.found and "did not hear" not in lost.found, lost
 
 
 def test_offline_a_model_that_is_not_here_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
