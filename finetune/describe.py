@@ -177,7 +177,10 @@ def _measures(plan: Plan) -> str:
     settings = plan.settings
     if not settings.eval_size:
         return "nothing (eval_size 0)"
-    rows = f"{settings.eval_size} rows" + (", before and after training" if plan.command == "run" else "")
+    there = settings.eval_size if plan.data is None else plan.data[plan.split]
+    if not there:
+        return f"nothing: the data has no {plan.split} rows"
+    rows = f"{min(settings.eval_size, there)} rows" + (", before and after training" if plan.command == "run" else "")
     return f"{rows}, answers of up to {settings.max_new_tokens} tokens"
 
 

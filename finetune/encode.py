@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -125,8 +126,10 @@ def _tokenise(examples: Sequence[Example], reader: Reader) -> list[list[Turn]]:
     """Ids of prompt and completion of each example's turns, an image still one placeholder."""
     rendered = [render_turns(reader.tokenizer, example) for example in examples]
     texts = [text for turns in rendered for text in turns]
-    prompts = reader.tokenizer([text.prompt for text in texts], add_special_tokens=False)["input_ids"]
-    completions = reader.tokenizer([text.completion for text in texts], add_special_tokens=False)["input_ids"]
+    # Not verbose: rows that are too long are left out below, and its warning would say that they break the model.
+    tokens = partial(reader.tokenizer, add_special_tokens=False, verbose=False)
+    prompts = tokens([text.prompt for text in texts])["input_ids"]
+    completions = tokens([text.completion for text in texts])["input_ids"]
     made = iter([Turn(*ids) for ids in zip(prompts, completions, strict=True)])
     return [list(islice(made, len(turns))) for turns in rendered]
 

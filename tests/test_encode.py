@@ -1,5 +1,6 @@
 """Conversations become rows of token ids: every answer is trained on once, after exactly what a model will be shown."""
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +105,19 @@ def test_a_conversation_that_is_too_long_is_left_out_whole(reader: Reader) -> No
     assert take([example(TALK)], 1, reader, longest - 1, counts) == []
     assert counts.dropped[f"longer than --max-length {longest - 1}"].count == 1
     assert len(take([example(TALK)], 1, reader, longest, SplitCounts(1))) == 1
+
+
+def test_a_row_too_long_for_the_tokenizer_is_no_alarm(reader: Reader, caplog: pytest.LogCaptureFixture) -> None:
+    from copy import copy
+
+    short = copy(reader.tokenizer)
+    short.model_max_length = 4
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        assert len(take([example(TALK)], 1, Reader(short), 10_000, SplitCounts(1))) == 1
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert caplog.text == ""
 
 
 def test_images_without_an_image_processor_are_left_out_and_counted(reader: Reader) -> None:

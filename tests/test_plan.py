@@ -1,6 +1,7 @@
 """plan.py and describe.py: plan.json, written and read strictly, and the plan in prose."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,25 @@ def test_the_plan_of_an_evaluation_in_prose() -> None:
     assert "with the adapter /a" in text
     assert "embedded, train rows" in text
     assert "rows a step" not in text
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        (2_500, "200 rows, before"),
+        (138, "138 rows, before"),
+        (0, "nothing: the data has no test rows"),
+        (None, "200 rows"),
+    ],
+)
+def test_no_more_rows_are_measured_than_are_held_out(test: int | None, words: str) -> None:
+    plan = settle(Request(), machine("b200x8"))
+    assert plan.data is not None
+    data = None if test is None else {**plan.data, "test": test}
+    (line,) = (line for line in describe(replace(plan, data=data)).splitlines() if line.startswith("measures"))
+    assert line.removeprefix("measures").strip().startswith(words)
+    on_train = replace(plan, command="evaluate", split="train", data={**plan.data, "test": 0})
+    assert "200 rows, answers" in describe(on_train)
 
 
 def test_no_secret_can_enter_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
