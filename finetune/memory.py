@@ -1,8 +1,9 @@
 """A model's config.json and the settings of a run -> the memory that it takes on each GPU, by stage and by what. Pure.
 
 Parameters are counted exactly (parameters.py). What training keeps for its backward pass was measured, in bytes a
-token and feature, on layers of the real classes (tests/test_memory.py measures again). What the CUDA runtime, NCCL and
-the allocator take besides is a rule of thumb: RUNTIME, NCCL and SLACK.
+token and feature, on layers of the real classes (tests/test_memory.py measures again); the peak of whole steps on a CPU
+is 4 to 10 % above the sum (tests/bench/memory.py). What the CUDA runtime, NCCL and the allocator take besides is a rule
+of thumb: RUNTIME, NCCL and SLACK.
 """
 
 from collections.abc import Iterator, Mapping

@@ -173,6 +173,24 @@ def test_a_card_runs_kernels_of_its_own_generation(arch: str, known: list[str], 
     assert _runs(arch, known) is runs
 
 
+def test_each_answer_of_a_conversation_is_marked_and_nothing_else(
+    tiny_model: Path, tmp_path: Path, write_jsonl: Callable[..., Path]
+) -> None:
+    from finetune.doctor_worker import check_rows
+
+    said = [("system", "Be brief."), ("user", "Two?"), ("assistant", "Four."), ("user", "Six?"), ("assistant", "Nine.")]
+    talk = {"messages": [{"role": role, "content": text} for role, text in said]}
+    plan, _ = planned("none", ask(task="chat", max_length=200))
+    files = {"model_id": str(tiny_model), "dataset": str(write_jsonl("talk.jsonl", [talk] * 4))}
+    plan = replace(plan, settings=replace(plan.settings, **files))
+    checks = {check.name: check for check in check_rows(plan, tmp_path)}
+    assert "fail" not in {check.state for check in checks.values()}, checks
+    text = checks["what is trained on"].found
+    marked = [part.split(END)[0] for part in text.split(BEGIN)[1:]]
+    assert marked == ["Four.<turn|>\n", "Nine.<turn|>\n"]
+    assert all(word in text for word in ("Be brief.", "Two?", "Six?"))
+
+
 @pytest.mark.slow
 def test_the_whole_of_it(tiny_model: Path, tmp_path: Path, write_jsonl: Callable[..., Path]) -> None:
     row = {"sql_prompt": "How many?", "sql_context": "CREATE TABLE t (a INT)", "sql": "SELECT count(*) FROM t"}
