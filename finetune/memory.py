@@ -2,7 +2,7 @@
 
 Parameters are counted exactly (parameters.py). What training keeps for its backward pass was measured, in bytes a
 token and feature, on layers of the real classes (tests/test_memory.py measures again); the peak of whole steps on a CPU
-is 4 to 10 % above the sum (tests/bench/memory.py). What the CUDA runtime, NCCL and the allocator take besides is a rule
+is 4 to 11 % above the sum (tests/bench/memory.py). What the CUDA runtime, NCCL and the allocator take besides is a rule
 of thumb: RUNTIME, NCCL and SLACK.
 """
 

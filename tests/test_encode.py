@@ -1,6 +1,7 @@
 """Conversations become rows of token ids: every answer is trained on once, after exactly what a model will be shown."""
 
 import logging
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +33,6 @@ def example(messages: list[dict[str, str]]) -> Example:
 
 
 def with_template(reader: Reader, name: str) -> Reader:
-    from copy import copy
-
     tokenizer = copy(reader.tokenizer)
     tokenizer.chat_template = TEMPLATES[name]
     return Reader(tokenizer)
@@ -108,8 +107,6 @@ def test_a_conversation_that_is_too_long_is_left_out_whole(reader: Reader) -> No
 
 
 def test_a_row_too_long_for_the_tokenizer_is_no_alarm(reader: Reader, caplog: pytest.LogCaptureFixture) -> None:
-    from copy import copy
-
     short = copy(reader.tokenizer)
     short.model_max_length = 4
     logging.getLogger("transformers").addHandler(caplog.handler)

@@ -115,6 +115,11 @@ def test_no_more_rows_are_measured_than_are_held_out(test: int | None, words: st
     data = None if test is None else {**plan.data, "test": test}
     (line,) = (line for line in describe(replace(plan, data=data)).splitlines() if line.startswith("measures"))
     assert line.removeprefix("measures").strip().startswith(words)
+
+
+def test_an_evaluation_on_training_rows_needs_none_held_out() -> None:
+    plan = settle(Request(), machine("b200x8"))
+    assert plan.data is not None
     on_train = replace(plan, command="evaluate", split="train", data={**plan.data, "test": 0})
     assert "200 rows, answers" in describe(on_train)
 
