@@ -215,8 +215,7 @@ def _start(request: Request, hf_token: str | None, dry_run: bool) -> None:
     if dry_run:
         _end_unless_it_would_run(settled)
         return
-    if shared:
-        _check(settled, found, machine)
+    _check(settled, found, machine, request.nodes.leads)
     text = settled.to_json()
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -235,11 +234,11 @@ def _end_unless_it_would_run(settled: Plan) -> None:
         sys.exit(UsageError.exit_code)
 
 
-def _check(settled: Plan, found: facts.Facts, machine: hardware.Machine) -> None:
+def _check(settled: Plan, found: facts.Facts, machine: hardware.Machine, leads: bool) -> None:
     """The quick checks of `doctor`. Raises UsageErrors for a disk that is too small, or that does not take files."""
     from finetune.doctor import SHARED_MEMORY, quick
 
-    failed = quick(settled, found, machine)
+    failed = quick(settled, found, machine, leads)
     for check in failed:
         if check.name == SHARED_MEMORY:  # some machines do without
             click.echo(f"warning: {check.name}: {check.found}\n  hint: {check.remedy}", err=True)

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from finetune.errors import StorageError, UsageErrors
 from finetune.facts import Facts
 from finetune.hardware import GIB, Machine
+from finetune.hub_cache import bytes_there, hub_cache
 from finetune.launch import ROOT, environment
 from finetune.model_facts import look_in_folder
 from finetune.parameters import count
@@ -67,9 +68,10 @@ def examine(plan: Plan | None, facts: Facts | None, problems: UsageErrors | None
     return checks
 
 
-def quick(plan: Plan, facts: Facts, machine: Machine) -> list[Check]:
-    """What fails of the checks that take no time, before a run."""
-    checks = [*check_machine(machine), *check_space(plan, facts, machine), *check_output(plan)]
+def quick(plan: Plan, facts: Facts, machine: Machine, leads: bool = True) -> list[Check]:
+    """What fails of the checks that take no time, before a run, on a node that leads or on another."""
+    checks = [*check_machine(machine), *check_space(plan, facts, machine, leads)]
+    checks += check_output(plan) if leads else []
     return [check for check in checks if check.state == "fail"]
 
 
@@ -120,31 +122,44 @@ def check_machine(machine: Machine) -> Iterator[Check]:
         yield Check(SHARED_MEMORY, "fail" if short else "ok", f"/dev/shm has {size:.1f} GiB", remedy)
 
 
-def check_space(plan: Plan, facts: Facts, machine: Machine) -> Iterator[Check]:
-    """Disk and memory against what the plan needs, as far as it can be told."""
+def check_space(plan: Plan, facts: Facts, machine: Machine, leads: bool = True) -> Iterator[Check]:
+    """Disks and memory against what the plan needs, as far as it can be told. A node that does not lead writes no
+    results."""
     config = facts.model.config
     if config is None:
         yield Check("disk", "warn", f"the size of {facts.model.name} is not known here")
         return
-    weights = 2 * count(config).total / GIB
-    wanted: dict[str, float] = {}
-    if facts.model.kind == "hub" and _downloaded(facts.model.name) is None:
-        wanted[str(Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser())] = weights
-    if not is_bucket(plan.place) and plan.command == "run":
+    weights, cache = 2 * count(config).total / GIB, hub_cache(os.environ)
+    wanted: dict[Path, float] = {}
+    missing = weights - bytes_there(facts.model.name, cache) / GIB if facts.model.kind == "hub" else 0.0
+    if missing > 0:
+        wanted[cache] = missing
+    if leads and not is_bucket(plan.place) and plan.command == "run":
         trained = sum(plan.adapter["parameters"].values()) if plan.adapter else 0
         count_of = 0 if plan.settings.save_strategy == "no" else plan.settings.save_total_limit + 1
         kept = CHECKPOINT_BYTES * trained / GIB * (count_of + 1)
-        wanted[plan.place] = wanted.get(plan.place, 0.0) + kept + (weights if plan.settings.merge else 0.0)
-    for place, size in wanted.items():
-        free = shutil.disk_usage(_existing(Path(place))).free / GIB
-        short = free < size
-        remedy = "free some, or choose another disk (HF_HOME, --output-dir)" if short else ""
-        yield Check("disk", "fail" if short else "ok", f"{place}: {size:.1f} GiB wanted, {free:.1f} free", remedy)
+        wanted[Path(plan.place)] = kept + (weights if plan.settings.merge else 0.0)
+    yield from _check_disks(wanted)
     if plan.memory is not None and machine.ram_gib is not None:
         host, short = plan.memory["host_gib"], plan.memory["host_gib"] > machine.ram_gib
         remedy = "give the container more memory" if short else ""
         found = f"about {host:.0f} GiB wanted at most, {machine.ram_gib:.0f} there"
         yield Check("memory", "warn" if short else "ok", found, remedy)
+
+
+def _check_disks(wanted: Mapping[Path, float]) -> Iterator[Check]:
+    """Places and the GiB that each is to take: those on one disk share what is free there."""
+    disks: dict[int, list[Path]] = {}
+    for place in wanted:
+        disks.setdefault(_existing(place).stat().st_dev, []).append(place)
+    for places in disks.values():
+        size = sum(wanted[place] for place in places)
+        free = shutil.disk_usage(_existing(places[0])).free / GIB
+        short = free < size
+        remedy = "free some, or choose another disk (HF_HOME, --output-dir)" if short else ""
+        each = f" ({' + '.join(f'{wanted[place]:.1f}' for place in places)})" if len(places) > 1 else ""
+        found = f"{' and '.join(map(str, places))}: {size:.1f} GiB wanted{each}, {free:.1f} free"
+        yield Check("disk", "fail" if short else "ok", found, remedy)
 
 
 def check_model(plan: Plan, facts: Facts) -> Iterator[Check]:

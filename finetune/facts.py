@@ -19,6 +19,7 @@ from finetune.earlier import Earlier
 from finetune.embedded import EMBEDDED, base_dir
 from finetune.errors import StorageError
 from finetune.gcs import IN_BUCKET
+from finetune.hub_cache import hub_cache, hub_home, snapshot
 from finetune.image_rows import Columns
 from finetune.known_models import known_config
 from finetune.model_facts import ModelFacts, look_in_folder
@@ -61,8 +62,8 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
     """Look up what `values` (settings by name) speak of. Never raises for a user's mistake."""
     troubles: list[Trouble] = []
     notes: list[str] = []
-    hub = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface").expanduser()
-    model = _look_at_model(values["model_id"], hub / "hub", troubles, notes)
+    cache = hub_cache(environ)
+    model = _look_at_model(values["model_id"], cache, troubles, notes)
     columns = Columns(values["image_column"], values["label_column"])
     dataset = _look_at_dataset(values["dataset"], TASKS[values["task"]], columns, troubles, notes)
     if adapter is not None:
@@ -72,7 +73,7 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
     outputs = {name: path if is_url(path) else str(Path(path).expanduser()) for name, path in written.items()}
     _look_at_outputs(outputs["output_dir"], outputs.get("results_file"), troubles)
     there = _look_at_earlier(outputs["output_dir"], outputs.get("resume_from"), troubles)
-    token_file = Path(environ.get("HF_TOKEN_PATH") or hub / "token")
+    token_file = Path(environ.get("HF_TOKEN_PATH") or hub_home(environ) / "token")
     return Facts(
         model,
         dataset,
@@ -81,13 +82,13 @@ def gather(values: Mapping[str, Any], adapter: str | None = None, environ: Mappi
         bool(environ.get("HF_TOKEN")) or (not _closed(token_file) and token_file.is_file()),
         GRACE_ON_CLOUD_RUN_S if environ.get("CLOUD_RUN_JOB") else GRACE_S,
         whole(adapter) if adapter is not None else None,
-        look(TASKS[values["task"]], values, dataset, _tokenizer_at(model, hub / "hub")),
+        look(TASKS[values["task"]], values, dataset, _tokenizer_at(model, cache)),
         tuple(troubles),
         tuple(notes),
     )
 
 
-def _look_at_model(name: str, hub_cache: Path, troubles: list[Trouble], notes: list[str]) -> ModelFacts:
+def _look_at_model(name: str, cache: Path, troubles: list[Trouble], notes: list[str]) -> ModelFacts:
     if name == EMBEDDED:
         return _told(look_in_folder(EMBEDDED, "embedded", open_folder(base_dir())), EMBEDDED, troubles)
     if is_bucket(name):
@@ -108,7 +109,7 @@ def _look_at_model(name: str, hub_cache: Path, troubles: list[Trouble], notes: l
         found_none = "no such folder, and not a hub id either"
         hint = "write a folder, gs://BUCKET/PATH, or org/name such as google/gemma-4-31B-it"
         troubles.append(Trouble("model_id", f"{name}: {found_none}", hint))
-    return ModelFacts(name.rstrip("/"), "hub", _hub_config(name.rstrip("/"), hub_cache))
+    return ModelFacts(name.rstrip("/"), "hub", _hub_config(name.rstrip("/"), cache))
 
 
 def _told(found: ModelFacts | Trouble, name: str, troubles: list[Trouble]) -> ModelFacts:
@@ -130,32 +131,26 @@ def _in_bucket(setting: str, place: str, troubles: list[Trouble], look: Callable
         return None
 
 
-def _hub_config(name: str, hub_cache: Path) -> Mapping[str, Any] | None:
+def _hub_config(name: str, cache: Path) -> Mapping[str, Any] | None:
     """The shape of a hub model: from the table, else from an earlier download."""
     known = known_config(name)
     if known is not None:
         return known
     try:
-        config = json.loads((_snapshot(name, hub_cache) / "config.json").read_text())
+        config = json.loads((snapshot(name, cache) / "config.json").read_text())
     except (OSError, ValueError):
         return None
     return config if isinstance(config, dict) else None
 
 
-def _snapshot(name: str, hub_cache: Path) -> Path:
-    """Where an earlier download of a hub model is. Raises OSError if there was none."""
-    repository = hub_cache / f"models--{name.replace('/', '--')}"
-    return repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
-
-
-def _tokenizer_at(model: ModelFacts, hub_cache: Path) -> Path | None:
+def _tokenizer_at(model: ModelFacts, cache: Path) -> Path | None:
     """A folder on this machine with the model's tokenizer."""
     if model.kind == "embedded":
         return base_dir()
     if model.kind == "folder":
         return None if is_bucket(model.name) else Path(model.name)
     try:
-        return _snapshot(model.name, hub_cache)
+        return snapshot(model.name, cache)
     except OSError:
         return None
 

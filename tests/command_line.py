@@ -1,6 +1,7 @@
 """Fixtures that run command lines inside the tests' own process (`pytest_plugins = ("tests.command_line",)`)."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,20 +11,21 @@ import pytest
 import entrypoint
 from finetune import hardware, launch
 from finetune.plan import Plan
-from tests.machines import NO_GPU
+from tests.machines import NO_GPU, disk
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder, no token, no FINETUNE_ variable, and a machine without a GPU."""
+    """An empty folder, no token, no FINETUNE_ variable, and a machine without a GPU, with room for any model."""
     for name in [name for name in os.environ if name.startswith("FINETUNE_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hardware, "detect", lambda: NO_GPU)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: disk(free_gib=10_000))
 
 
 @pytest.fixture

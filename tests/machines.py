@@ -1,6 +1,8 @@
 """What nvidia-smi says on the machines that the tests plan for, in the order of hardware.FIELDS."""
 
-from finetune.hardware import Machine, in_use, one_slice, parse_gpus, parse_slices, visible
+from shutil import _ntuple_diskusage
+
+from finetune.hardware import GIB, Machine, in_use, one_slice, parse_gpus, parse_slices, visible
 
 
 def smi(
@@ -63,3 +65,9 @@ def machine(name: str, cuda_visible_devices: str | None = None) -> Machine:
 
 
 NO_GPU = Machine((), None, 2, 16.0, "no NVIDIA driver here (nvidia-smi is not installed)")
+
+
+def disk(free_gib: float) -> _ntuple_diskusage:
+    """What shutil.disk_usage says of a disk that is half full."""
+    free = int(free_gib * GIB)
+    return _ntuple_diskusage(2 * free, free, free)

@@ -43,6 +43,7 @@ BEFORE = (
     "finetune.sampling",
     "finetune.model_facts",
     "finetune.adapter_facts",
+    "finetune.hub_cache",
     "finetune.facts",
     "finetune.checks",
     "finetune.forecast",

@@ -1,9 +1,9 @@
 """doctor: each check finds what it is for, and the whole of it by the real command line."""
 
 import json
+import shutil
 import subprocess
 import sys
-from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +34,11 @@ from finetune.resolve import resolve
 from tests import bucket
 from tests.conftest import ROOT
 from tests.fuse_mount import mounted
-from tests.machines import NO_GPU, machine
+from tests.machines import NO_GPU, disk, machine
 from tests.test_resolve import ask
 
 pytest_plugins = ("tests.command_line",)
 B31 = ModelFacts("google/gemma-4-31B-it", "hub", GEMMA4_31B)
-Usage = namedtuple("Usage", "total used free")
 
 
 def planned(on: str, request: Request | None = None, **facts: Any) -> tuple[Plan, Facts]:
@@ -59,13 +58,14 @@ def test_versions_are_compared_with_the_lock(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: disk(free_gib=8))
     found = {check.name: check for check in check_machine(machine("h100x8"))}
     assert {name: check.state for name, check in found.items()} == {"GPU": "ok", "driver": "ok", "shared memory": "ok"}
     old = {check.name: check for check in check_machine(replace(machine("h100x8"), driver="550.54.15"))}
     assert old["driver"].state == "warn" and "CUDA 13 wants 580 or later" in old["driver"].remedy
     assert next(iter(check_machine(machine("busy")))).state == "warn"
     assert next(iter(check_machine(NO_GPU))).found.startswith("no NVIDIA driver here")
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: Usage(64 * 2**20, 0, 64 * 2**20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: disk(free_gib=1 / 32))
     [*_, small] = check_machine(machine("h100x8"))
     assert (small.state, small.found) == ("fail", "/dev/shm has 0.1 GiB")
     [*_, alone] = check_machine(machine("l4x1"))
@@ -75,16 +75,34 @@ def test_a_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_that_is_too_small_is_told_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     plan, found = planned("b200x8", ask(output_dir=str(tmp_path / "out"), merge="true"))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: Usage(80 * 2**30, 0, 60 * 2**30))
-    hub, out, memory = check_space(plan, found, machine("b200x8"))
-    assert (hub.state, hub.found) == ("ok", f"{tmp_path}/hf: 58.3 GiB wanted, 60.0 free")
-    assert out.state == "fail" and "GiB wanted, 60.0 free" in out.found, "the merged model, and checkpoints"
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: disk(free_gib=80))
+    room, memory = check_space(plan, found, machine("b200x8"))
+    told = f"{tmp_path}/hf/hub and {tmp_path}/out: 122.0 GiB wanted (58.3 + 63.7), 80.0 free"
+    assert (room.state, room.found) == ("fail", told), "weights, and the merged model with checkpoints, on one disk"
     assert memory.state == "ok"
-    assert doctor.quick(plan, found, machine("b200x8")) == [out]
+    assert doctor.quick(plan, found, machine("b200x8")) == [room]
     [*_, memory] = check_space(plan, found, replace(machine("b200x8"), ram_gib=64.0))
     assert memory.state == "warn"
     unheard = replace(found, model=ModelFacts("a/b", "hub"))
     assert "is not known here" in next(iter(check_space(plan, unheard, machine("b200x8")))).found
+
+
+def test_a_node_that_does_not_lead_wants_room_for_the_weights_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    plan, found = planned("b200x8", ask(output_dir=str(tmp_path / "out"), merge="true"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: disk(free_gib=20))
+    [room] = doctor.quick(plan, found, machine("b200x8"), leads=False)
+    assert room.found == f"{tmp_path}/hf/hub: 58.3 GiB wanted, 20.0 free"
+    blobs = tmp_path / "hf" / "hub" / "models--google--gemma-4-31B-it" / "blobs"
+    blobs.mkdir(parents=True)
+    with (blobs / "half").open("wb") as file:
+        file.truncate(40 * 2**30)  # of no size on the disk
+    assert doctor.quick(plan, found, machine("b200x8"), leads=False) == [], "what is there is not fetched again"
+    with (blobs / "half").open("r+b") as file:
+        file.truncate(60 * 2**30)
+    assert "disk" not in {check.name for check in check_space(plan, found, machine("b200x8"), leads=False)}
 
 
 @pytest.mark.parametrize("there", [True, False])
