@@ -18,6 +18,7 @@ from finetune import data_report
 from finetune.encode import Encoded, TrainingRow, sequences, take
 from finetune.errors import DataError
 from finetune.reader import Reader
+from finetune.sampling import ENDING_TOKENS
 from finetune.selection import Selected, missing_classes, select
 from finetune.settings import Settings
 from finetune.tasks.base import Example, Picture, Task
@@ -132,6 +133,12 @@ def _to_score(selected: Selected, settings: Settings, reader: Reader, split: str
         )
     if len(pool) < settings.eval_size:
         selected.notes.append(f"--eval-size {settings.eval_size}: only {len(pool)} {split} rows there")
+    longer = sum(len(row.completion) - ENDING_TOKENS > settings.max_new_tokens for row in scored)
+    if longer:
+        selected.notes.append(
+            f"{longer} of the {len(scored)} rows to measure on have an answer longer than --max-new-tokens"
+            f" {settings.max_new_tokens}: the model's is cut off there"
+        )
     return scored
 
 

@@ -158,7 +158,9 @@ def _time(plan: Plan) -> Iterator[tuple[str, str]]:
     stages = ", ".join(
         f"{name}{KEPT_TOGETHER}{_spoken(took)}" for name, took in time["seconds"].items() if name != "total"
     )
-    trained = f"{time['steps']:,} steps, {time['tokens'] / 1e6:,.3g} M tokens: " if time["steps"] else ""
+    count = time["tokens"]
+    tokens = f"{count / 1e6:,.3g} M" if count >= 1e6 else f"{count:,}"
+    trained = f"{time['steps']:,} steps, {tokens} tokens: " if time["steps"] else ""
     peak = time["peak_tflops"]
     each = f" of {peak / plan.launch.num_processes:,.0f} TFLOP/s a GPU" if peak else " of what the CPU could do"
     assumed = f"assuming {time['share_of_peak']:.0%}{each}; the first steps correct it"
@@ -177,10 +179,10 @@ def _measures(plan: Plan) -> str:
     settings = plan.settings
     if not settings.eval_size:
         return "nothing (eval_size 0)"
-    there = settings.eval_size if plan.data is None else plan.data[plan.split]
-    if not there:
+    measured = settings.eval_size if plan.data is None else plan.data["measured"]
+    if not measured:
         return f"nothing: the data has no {plan.split} rows"
-    rows = f"{min(settings.eval_size, there)} rows" + (", before and after training" if plan.command == "run" else "")
+    rows = f"{measured} rows" + (", before and after training" if plan.command == "run" else "")
     return f"{rows}, answers of up to {settings.max_new_tokens} tokens"
 
 

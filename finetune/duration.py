@@ -38,7 +38,7 @@ class Lengths:
     """Rows to train on, and to measure on; tokens of a mean row (`prompt` and `answer`), and images in it."""
 
     train: int
-    test: int
+    measured: int
     prompt: float
     answer: float
     images: float = 0.0
@@ -107,12 +107,11 @@ def estimate_duration(
     gathering = 2 * _gather_s(model, machines)
     a_micro_batch = max(computing + moving, gathering, (1 + BACKWARD + again) * model.layers * LAYER_S)
     seconds = {"load": STARTING_S + model.weight_bytes / (READ_GB_S * GIGA)}
-    measuring = values["eval_size"] and lengths.test
-    if measuring:
+    if lengths.measured:
         seconds["before"] = _answering_s(model, values, lengths, machines, 0.0)
     if trains:
         seconds["train"] = steps * accumulation * a_micro_batch
-        if measuring:
+        if lengths.measured:
             seconds["after"] = _answering_s(model, values, lengths, machines, _gather_s(model, machines))
     tokens = round(steps * rows * accumulation * processes * lengths.row) if trains else 0
     return Duration({name: round(value, 1) for name, value in seconds.items()}, steps, tokens, needed / lengths.row)
@@ -158,11 +157,10 @@ def _gather_s(model: _Model, machines: Machines) -> float:
 def _answering_s(
     model: _Model, values: Mapping[str, Any], lengths: Lengths, machines: Machines, gathering: float
 ) -> float:
-    """Seconds to answer all held-out rows: each batch reads its prompts, then writes token by token, for each of which
-    all weights are read."""
-    rates, rows = machines.rates, min(values["eval_size"], lengths.test)
-    size = values["eval_batch_size"]
-    batches = ceil(rows / (size * machines.processes))
+    """Seconds to answer the rows to measure on: each batch reads its prompts, then writes token by token, for each of
+    which all weights are read."""
+    rates, size = machines.rates, values["eval_batch_size"]
+    batches = ceil(lengths.measured / (size * machines.processes))
     reading = size * (_forward(model, lengths) + _vision(model, lengths)) / (rates.share * rates.tflops * TERA)
     traffic = (model.packed_bytes or model.weight_bytes) / (rates.memory_gb_s * GIGA)
     a_token = max(traffic, gathering, model.layers * LAYER_S)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from finetune.duration import Lengths, Machines, estimate_duration
@@ -13,7 +13,7 @@ from finetune.known_gpus import cpu_rates, price, rates
 from finetune.memory import IMAGE_TOKENS
 from finetune.rows import split_sizes
 from finetune.sampling import Sample
-from finetune.tasks.base import Task
+from finetune.tasks.base import Split, Task
 
 FAR_OFF = 0.25
 """Difference between planned and measured steps that is worth a line."""
@@ -29,28 +29,36 @@ class Place:
     cores: int
 
 
-def forecast_data(task: Task, values: Mapping[str, Any], sample: Sample | None) -> dict[str, Any] | None:
+def forecast_data(
+    task: Task, values: Mapping[str, Any], sample: Sample | None, split: Split = "test"
+) -> dict[str, Any] | None:
     """Rows and lengths: counted in the data where they are here, else the published ones of the task's own data set.
-    None where nothing is known of them."""
+    None where nothing is known of them. `measured`: of the `split`, no more than --eval-size."""
     source, wanted = task.SOURCE, values["train_size"]
     if sample is not None:
         sizes = split_sizes(sample.train, source, wanted)
         train = sizes.train if sample.test is None else min(sample.train, wanted or source.train_size)
         test = sizes.test if sample.test is None else sample.test
         how = f"{sample.looked_at} rows {'tokenised' if sample.tokenised else 'measured in characters'}"
-        found = (train, test, sample.prompt, sample.answer, sample.images)
-        return _data(found, sample.train if sample.test is None else None, how)
-    if values["dataset"] != source.dataset or not source.prompt_tokens:
+        found = {"train": train, "test": test}
+        lengths = (sample.prompt, sample.answer, sample.images)
+        undivided = sample.train if sample.test is None else None
+    elif values["dataset"] == source.dataset and source.prompt_tokens:
+        found = {"train": wanted or source.train_size, "test": source.eval_size}
+        lengths = (source.prompt_tokens, source.answer_tokens, 1.0 if task.IMAGES else 0.0)
+        undivided, how = None, "not looked at: as published"
+    else:
         return None
-    images = 1.0 if task.IMAGES else 0.0
-    known = (wanted or source.train_size, source.eval_size, source.prompt_tokens, source.answer_tokens, images)
-    return _data(known, None, "not looked at: as published")
-
-
-def _data(found: tuple[int, int, float, float, float], undivided: int | None, how: str) -> dict[str, Any]:
-    train, test, prompt, answer, images = found
-    lengths = Lengths(train, test, round(prompt, 1), round(answer, 1), round(images, 2))
-    return {**asdict(lengths), "undivided": undivided, "how": how}
+    prompt, answer, images = lengths
+    return {
+        **found,
+        "measured": min(values["eval_size"], found[split]),
+        "prompt": round(prompt, 1),
+        "answer": round(answer, 1),
+        "images": round(images, 2),
+        "undivided": undivided,
+        "how": how,
+    }
 
 
 def forecast_time(
@@ -66,7 +74,7 @@ def forecast_time(
     if config is None or data is None or found[0] is None:
         return None
     prompt = data["prompt"] + IMAGE_TOKENS * data["images"]
-    lengths = Lengths(data["train"], data["test"], prompt, data["answer"], data["images"])
+    lengths = Lengths(data["train"], data["measured"], prompt, data["answer"], data["images"])
     bf16 = bool(place.gpus) and all(gpu.bf16 for gpu in place.gpus)
     processes = max(1, len(place.gpus)) * place.nodes
     took = estimate_duration(config, values, lengths, Machines(found[0], processes, bf16), trains)

@@ -34,6 +34,10 @@ class EmptyFileError(OSError):
     """An image of no bytes."""
 
 
+class RemoteImageError(OSError):
+    """An image that would have to be fetched."""
+
+
 @dataclass(frozen=True)
 class FilePicture:
     """An image file. `name` is its path as the user knows it, within the data set."""
@@ -55,6 +59,16 @@ class HeldPicture:
 
     def open(self) -> "Image":
         return _decode(self.data)
+
+
+@dataclass(frozen=True)
+class RemotePicture:
+    """An address on the web. Rows are read again and again: what they need has to be here."""
+
+    name: str
+
+    def open(self) -> "Image":
+        raise RemoteImageError
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,8 @@ def as_seen(picture: Picture) -> "Image | Unusable":
         return Unusable("image file is not there")
     except (IsADirectoryError, PermissionError) as error:
         return Unusable(f"image cannot be read: {os.strerror(error.errno) if error.errno else error}")
+    except RemoteImageError:
+        return Unusable("image is on the web (download it, and write its path)")
     except EmptyFileError:
         return Unusable("image is empty (0 bytes)")
     except UnidentifiedImageError:

@@ -62,7 +62,8 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         notes.append(
             f"max_new_tokens is lowered to {values['max_new_tokens']}, to fit into max_length {values['max_length']}"
         )
-    if request.command == "merge":  # one process, which sees every GPU; how the machine would train is no matter
+    merges = request.command == "merge"
+    if merges:  # one process, which sees every GPU; how the machine would train is no matter
         values["merge"], gpus, notes = True, gpus[:1], []
     nodes = request.nodes.count
     alone = values["gradient_accumulation_steps"]
@@ -80,7 +81,7 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
     published = matched.profile.published if values["task"] == "text-to-sql" and not request.saved else ""
     notes += [published] if published else []
     notes += [_without_bf16(gpus[0])] if gpus and not gpus[0].bf16 else []
-    data = None if request.command == "merge" else forecast_data(TASKS[values["task"]], values, facts.sample)
+    data = None if merges else forecast_data(TASKS[values["task"]], values, facts.sample, request.split)
     threads = 1 if facts.model.kind == "embedded" else machine.cpu_cores
     place = Place(gpus, machine.gpus if gpus else (), nodes, threads)
     plan = Plan(
@@ -89,11 +90,9 @@ def resolve(request: Request, machine: Machine, facts: Facts) -> Plan:
         sources=cast("dict[str, Source]", sources),
         profile=matched.profile.name,
         reason=matched.reason,
-        launch=_launch(
-            matched.profile.accel_config, gpus, nodes, machine, facts, all_visible=request.command == "merge"
-        ),
+        launch=_launch(matched.profile.accel_config, gpus, nodes, machine, facts, all_visible=merges),
         machine=asdict(machine),
-        notes=(*notes, *(find_merge_notes if request.command == "merge" else find_notes)(proposal)),
+        notes=(*notes, *(find_merge_notes if merges else find_notes)(proposal)),
         adapter=_adapter(facts, values) if request.command == "run" else None,
         memory=memory,
         data=data,

@@ -20,7 +20,6 @@ Problem = tuple[str, str]
 """Message and hint."""
 MEANT = {
     "conversation": "messages",
-    "conversations": "messages",
     "instruction": "prompt",
     "question": "prompt",
     "input": "prompt",

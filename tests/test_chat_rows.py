@@ -1,6 +1,7 @@
 """Conversations from files: their images become pictures, found from the data file's folder."""
 
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,34 @@ def test_images_of_parts_are_found_from_the_files_folder(tmp_path: Path, key: st
     seen = as_seen(picture)
     assert not isinstance(seen, Unusable) and seen.size == (8, 6)
     assert found[1].row == Unusable("not valid JSON")
+
+
+def test_images_as_openai_has_them(tmp_path: Path) -> None:
+    data = write_image(tmp_path / "a.png")
+    said = f"data:image/png;base64,{b64encode(data).decode()}"
+    parts: list[Any] = [{"type": "image_url", "image_url": value} for value in ({"url": said}, {"url": "a.png"}, said)]
+    content = [*parts, {"type": "image", "image": f"file://{tmp_path}/a.png"}, {"type": "text", "text": "Colours?"}]
+    talk = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "Red."}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(talk) + "\n")
+    example = chat.to_example(read(str(tmp_path / "rows.jsonl")).train[0].row, 1)  # type: ignore[arg-type]
+    assert isinstance(example, Example)
+    assert [picture.name for picture in example.images] == ["image 1", "a.png", "image 3", f"{tmp_path}/a.png"]
+    assert all(not isinstance(as_seen(picture), Unusable) for picture in example.images)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://example.com/a.png", "image is on the web (download it, and write its path)"),
+        ("data:image/png;base64,####", "image is empty (0 bytes)"),
+        ("data:image/png;base64,abcde", "image is not in a format that can be read"),
+        ("data:text/plain,hello%20there", "image is not in a format that can be read"),
+        ("data:", "image is empty (0 bytes)"),
+    ],
+)
+def test_an_address_that_gives_no_image(url: str, reason: str) -> None:
+    row = with_pictures(conversation(url=url), Path("/nowhere"))
+    assert as_seen(row["images"][0]) == Unusable(reason)
 
 
 def test_a_column_of_images_and_a_folder_with_both_splits(tmp_path: Path) -> None:

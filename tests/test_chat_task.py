@@ -46,6 +46,8 @@ def test_a_question_that_nobody_answers_is_left_out() -> None:
         {"messages": [ASKED, {"role": "model", "content": "Four."}]},
         {"messages": [ASKED, {"role": "assistant", "content": [{"type": "text", "text": "Four."}]}]},
         {"messages": [ASKED, SAID], "prompt": None, "completion": None},
+        {"conversations": [{"from": "human", "value": "Two and two?"}, {"from": "gpt", "value": "Four."}]},
+        {"messages": None, "conversations": [ASKED, SAID]},
     ],
 )
 def test_other_ways_to_write_the_same(row: dict[str, Any]) -> None:
@@ -61,6 +63,7 @@ def test_other_ways_to_write_the_same(row: dict[str, Any]) -> None:
         ({"messages": "hello"}, "messages is not a list of messages"),
         ({"messages": ["hello"]}, "messages has a turn that is no object"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages has a turn of role 'tool'"),
+        ({"conversations": [{"from": "observation", "value": "x"}]}, "conversations has a turn of role 'observation'"),
         ({"messages": [{"content": "x"}]}, "messages has a turn of role None"),
         ({"messages": [ASKED, {**SAID, "tool_calls": [{}]}]}, "messages has tool calls"),
         ({"messages": [ASKED, {"role": "assistant"}]}, "messages has a turn without text"),
@@ -93,6 +96,16 @@ def test_images_stand_where_their_parts_are_or_in_front() -> None:
     assert wrong == Unusable("images are 2, and the messages have 1 places for them")
     answered = [ASKED, {"role": "assistant", "content": [{"type": "image"}]}]
     assert isinstance(chat.to_example({"messages": answered, "images": [picture]}, 1), Unusable)
+
+
+def test_images_stand_where_llava_writes_them() -> None:
+    picture: Any = object()
+    asked = {"from": "human", "value": "<image>\nWhich, this or <image>?"}
+    row = {"conversations": [asked, {"from": "gpt", "value": "This."}], "images": [picture, picture]}
+    assert turns(made(row)) == [("user", f"{IMAGE_MARK}\nWhich, this or {IMAGE_MARK}?")]
+    one = made({**row, "images": [picture]})
+    assert turns(one) == [("user", f"{IMAGE_MARK}<image>\nWhich, this or <image>?")], "then they are mere text"
+    assert turns(made({**row, "images": []})) == [("user", asked["value"])]
 
 
 def test_text_that_holds_the_mark_of_an_image_loses_it() -> None:

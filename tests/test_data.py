@@ -93,6 +93,18 @@ def test_bad_rows_are_counted_by_reason(write_jsonl: Callable[..., Path], reader
     assert "50 training rows wanted, 11 there: all are used" in asked.record["notes"]
 
 
+def test_answers_that_cannot_be_given_are_counted(write_jsonl: Callable[..., Path], reader: Reader) -> None:
+    answers = ["SELECT 1", "SELECT 1 + 2 + 3 + 4", "SELECT 2"]
+    sizes = [len(ids) for ids in reader.tokenizer(answers, add_special_tokens=False)["input_ids"]]
+    train = write_jsonl("train.jsonl", [{**ROW, "sql": answer} for answer in answers])
+    write_jsonl("test.jsonl", [{**ROW, "sql": answer} for answer in answers])
+    for limit, told in ((sizes[1] - 1, True), (sizes[1], False)):
+        settings = setting(train.parent, max_new_tokens=limit)
+        notes = prepare(TASK, settings, reader, train=True).record["notes"]
+        text = f"1 of the 3 rows to measure on have an answer longer than --max-new-tokens {limit}"
+        assert any(note.startswith(text) for note in notes) is told, notes
+
+
 def test_no_row_is_ever_cut(write_jsonl: Callable[..., Path], reader: Reader) -> None:
     rows = [{**ROW, "sql": "SELECT " + "+".join("1" * count)} for count in range(1, 60)]
     path = write_jsonl("train.jsonl", rows)

@@ -80,7 +80,7 @@ def test_measuring_takes_as_long_as_its_answers() -> None:
     ]
     whole, fewer_batches, cut_short = (found.seconds["before"] for found in times)
     assert fewer_batches < whole and cut_short < whole
-    assert "before" not in estimate_duration(GEMMA4_31B, {**VALUES, "eval_size": 0}, ROWS, ALONE).seconds
+    assert "before" not in estimate_duration(GEMMA4_31B, VALUES, replace(ROWS, measured=0), ALONE).seconds
     alone = estimate_duration(GEMMA4_31B, VALUES, ROWS, ALONE, trains=False)
     assert set(alone.seconds) == {"load", "before"} and alone.steps == alone.tokens == 0
 

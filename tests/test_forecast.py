@@ -40,6 +40,19 @@ def test_time_and_money_add_up() -> None:
     assert idle["dollars_an_hour"] == pytest.approx(88.48), "those that stand idle are paid for"
 
 
+@pytest.mark.parametrize(("split", "asked", "measured"), [("test", 500, 100), ("test", 7, 7), ("train", 500, 500)])
+def test_only_rows_that_are_there_are_measured(split: Any, asked: int, measured: int) -> None:
+    values = {**VALUES, "eval_size": asked}
+    data = forecast_data(text_to_sql, values, SAMPLE, split)  # type: ignore[arg-type]
+    assert data is not None and data["measured"] == measured
+    took = [
+        forecast_time(GEMMA4_31B, values, {**data, "measured": rows}, Place(H100S, H100S, 1, 32), trains=False)
+        for rows in (0, 640, 1280)
+    ]
+    never, once, twice = (found["seconds"].get("before", 0.0) for found in took if found)
+    assert never == 0 and twice == pytest.approx(2 * once, rel=0.01)
+
+
 def test_nothing_is_estimated_of_what_is_not_known() -> None:
     data = forecast_data(text_to_sql, VALUES, SAMPLE)  # type: ignore[arg-type]
     place = Place(H100S, H100S, 1, 32)

@@ -101,18 +101,17 @@ def test_the_plan_of_an_evaluation_in_prose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("test", "words"),
+    ("measured", "words"),
     [
-        (2_500, "200 rows, before"),
         (138, "138 rows, before"),
         (0, "nothing: the data has no test rows"),
         (None, "200 rows"),
     ],
 )
-def test_no_more_rows_are_measured_than_are_held_out(test: int | None, words: str) -> None:
+def test_no_more_rows_are_measured_than_are_held_out(measured: int | None, words: str) -> None:
     plan = settle(Request(), machine("b200x8"))
     assert plan.data is not None
-    data = None if test is None else {**plan.data, "test": test}
+    data = None if measured is None else {**plan.data, "measured": measured}
     (line,) = (line for line in describe(replace(plan, data=data)).splitlines() if line.startswith("measures"))
     assert line.removeprefix("measures").strip().startswith(words)
 

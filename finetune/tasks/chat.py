@@ -1,7 +1,8 @@
 """Conversations of one's own: {"messages": [...]} or {"prompt": ..., "completion": ...}, with images or without.
 
-Every turn of the assistant is trained on, and nothing else. Judged on held-out conversations by the loss on those
-turns, and by whether the last one is answered to the letter.
+ShareGPT's and LLaVA's way of writing them is read as well: {"conversations": [{"from": "human", "value": ...}]}, with
+<image> in the text for each image. Every turn of the assistant is trained on, and nothing else. Judged on held-out
+conversations by the loss on those turns, and by whether the last one is answered to the letter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,9 @@ NAME = "chat"
 DESCRIPTION = "conversations of your own: the assistant's turns"
 SOURCE = DataSource("", rows=1_000_000, train_size=950_000, eval_size=50_000)
 """All rows of the user's own data; of one undivided table a twentieth is held out."""
-LAYOUTS: tuple[tuple[str, ...], ...] = (("messages",), ("prompt", "completion"))
+LISTS = ("messages", "conversations")
+"""Columns that hold whole conversations."""
+LAYOUTS: tuple[tuple[str, ...], ...] = (*((name,) for name in LISTS), ("prompt", "completion"))
 PLACEHOLDERS: Row = {"prompt": "[your question]", "completion": "[the answer]"}
 DEFAULTS: Mapping[str, Any] = {"lora_targets": "text"}
 EXACT, DIFFERENT = "exact", "different"
@@ -25,8 +28,16 @@ IMAGES: bool | None = None
 STRATIFIED = False
 TOKEN_LOSS = True
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "model": "assistant"}
+ROLES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "model", "gpt"), "assistant"),
+}
 """Names of roles that are in use -> ours."""
+WRITTEN_MARK = "<image>"
+"""Where LLaVA's texts have an image."""
+IMAGE_PARTS = ("image", "image_url")
+"""Types of a message's parts that are images: Transformers' name, and that of OpenAI's API."""
 
 
 def survey(rows: Iterable[Row]) -> None:
@@ -59,8 +70,9 @@ def to_example(row: Row, number: int, survey: None = None) -> Example | Unusable
 
 
 def _turns(row: Row) -> list[Message] | Unusable:
-    if row.get("messages") is not None:
-        return _read("messages", row["messages"], "user")
+    for column in LISTS:
+        if row.get(column) is not None:
+            return _read(column, row[column], "user")
     if "prompt" not in row and "completion" not in row:
         return Unusable("messages is missing")
     turns = []
@@ -76,7 +88,7 @@ def _read(column: str, value: Any, role: str) -> list[Message] | Unusable:
     """The turns of a column: a list of messages, or one text of that role."""
     if value is None:
         return Unusable(f"{column} is missing")
-    if isinstance(value, str) and column != "messages":
+    if isinstance(value, str) and column not in LISTS:
         return [Message(_role(role), value)] if value.strip() else Unusable(f"{column} is empty")
     if not isinstance(value, list):
         return Unusable(f"{column} is empty" if value in ("", " ") else f"{column} is not a list of messages")
@@ -86,19 +98,25 @@ def _read(column: str, value: Any, role: str) -> list[Message] | Unusable:
     for message in value:
         if not isinstance(message, Mapping):
             return Unusable(f"{column} has a turn that is no object")
-        if message.get("role") not in ROLES:
-            return Unusable(f"{column} has a turn of role {message.get('role')!r}")
+        role = message.get("role", message.get("from"))
+        if role not in ROLES:
+            return Unusable(f"{column} has a turn of role {role!r}")
         if message.get("tool_calls"):
             return Unusable(f"{column} has tool calls")
-        content = _content(message.get("content"))
+        content = _content(content_of(message))
         if content is None:
             return Unusable(f"{column} has a turn without text")
-        turns.append(Message(_role(ROLES[message["role"]]), content))
+        turns.append(Message(_role(ROLES[role]), content))
     return turns
 
 
 def _role(name: str) -> Any:
     return name
+
+
+def content_of(message: Mapping[str, Any]) -> Any:
+    """What a message says, as it stands in the data: a text, or a list of parts."""
+    return message.get("content", message.get("value"))
 
 
 def _content(value: Any) -> str | None:
@@ -109,9 +127,10 @@ def _content(value: Any) -> str | None:
         return None
     parts = []
     for part in value:
-        if isinstance(part, Mapping) and part.get("type") == "image":
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in IMAGE_PARTS:
             parts.append(IMAGE_MARK)
-        elif isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        elif kind == "text" and isinstance(part.get("text"), str):
             parts.append(part["text"])
         else:
             return None
@@ -136,12 +155,14 @@ def _find_fault(turns: Sequence[Message]) -> Unusable | None:
 
 
 def _marked(turns: list[Message], images: int) -> list[Message]:
-    """The turns, with a mark for every image in front of the first user turn if there is none yet. Without images a
-    mark is a character like any other, and goes."""
+    """The turns, with a mark for every image in front of the first user turn if there is none yet, nor as many as are
+    written out. Without images a mark is a character like any other, and goes."""
     if not images:
         return [Message(turn.role, turn.content.replace(IMAGE_MARK, "")) for turn in turns]
     if any(IMAGE_MARK in turn.content for turn in turns):
         return turns
+    if sum(turn.content.count(WRITTEN_MARK) for turn in turns) == images:
+        return [Message(turn.role, turn.content.replace(WRITTEN_MARK, IMAGE_MARK)) for turn in turns]
     first = next(place for place, turn in enumerate(turns) if turn.role == "user")
     marked = Message("user", IMAGE_MARK * images + turns[first].content)
     return [*turns[:first], marked, *turns[first + 1 :]]
