@@ -214,9 +214,10 @@ def card(results: Results) -> str:
 def _trained_text(run: Mapping[str, Any]) -> str:
     """What the training consisted of, in two or three sentences."""
     training, model = run["training"], run["model"]
+    epochs = f"{training['epochs']:.3g}"
     return (
         f"{value(run['data']['train']['used'])} rows, {value(training['steps'])} optimizer steps"
-        f" ({training['epochs']:.3g} epochs), {value(training['tokens'])} tokens,"
+        f" ({epochs} {'epoch' if epochs == '1' else 'epochs'}), {value(training['tokens'])} tokens,"
         f" {duration(run['seconds']['train'])} on {machine(run['machine'])}."
         f" {value(model['trainable'])} of {value(model['parameters'])} parameters were trained,"
         " with the loss on the answers alone."

@@ -47,6 +47,13 @@ def test_card_names_no_folder_and_shows_no_row(tmp_path: Path, model: str) -> No
     compile(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0], "README.md", "exec")
 
 
+@pytest.mark.parametrize(("epochs", "text"), [(1.0, "(1 epoch)"), (0.5, "(0.5 epochs)"), (2.0, "(2 epochs)")])
+def test_card_says_what_was_trained(tmp_path: Path, epochs: float, text: str) -> None:
+    training = make_record(Settings())["training"] | {"epochs": epochs}
+    report_text.write_card(run_dir := make_run(tmp_path, training=training))
+    assert text in (run_dir / "adapter" / "README.md").read_text(encoding="utf-8")
+
+
 def test_summary_is_an_aligned_table_and_says_where_things_are(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     report_html.write_html(run_dir)
