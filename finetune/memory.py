@@ -1,8 +1,8 @@
 """A model's config.json and the settings of a run -> the memory that it takes on each GPU, by stage and by what. Pure.
 
 Parameters are counted exactly (parameters.py). What training keeps for its backward pass was measured, in bytes a
-token and feature, on layers of the real classes (tests/test_memory.py measures again); the peak of whole steps on a CPU
-is 4 to 11 % above the sum (tests/bench/memory.py). What the CUDA runtime, NCCL and the allocator take besides is a rule
+token and feature, on layers of the real classes (tests/test_memory.py measures again); tests/bench/memory.py compares
+the sum with the peak of whole steps on a CPU. What the CUDA runtime, NCCL and the allocator take besides is a rule
 of thumb: RUNTIME, NCCL and SLACK.
 """
 
@@ -28,6 +28,9 @@ SAVED_FP32 = {"hidden": 42, "mlp": 12, "queries": 12, "keys": 17}
 and keys or values; bf16 with autocast, and fp32."""
 DROPPED_BF16, DROPPED_FP32 = 4, 5.7
 """Bytes a token for each input feature of an adapted layer, kept where LoRA has dropout."""
+MLP_GRADIENTS = 3
+"""Gradients as wide as the MLP that are alive at once in a layer's backward pass: those of its gate, of its up
+projection, and of their product."""
 LOGITS_TILE = 32_768
 """Part of the vocabulary that TRL's loss looks at in one go."""
 PATCHES_PER_TOKEN = 9
@@ -149,6 +152,7 @@ def _activations(config: Mapping[str, Any], work: Work) -> float:
     tokens = work.micro_batch * work.max_length
     layers = list(_layer_bytes(text, work))
     found = _kept(tokens, layers, text_value(text, "hidden_size"), work)
+    found += tokens * MLP_GRADIENTS * _width(work) * max(_mlp_widths(text))
     vision = config.get("vision_config")
     if work.images and vision is not None and config.get("model_type") != UNIFIED:
         patches = work.micro_batch * IMAGE_TOKENS * PATCHES_PER_TOKEN
@@ -168,14 +172,20 @@ def _kept(tokens: int, layers: list[float], hidden: int, work: Work) -> float:
 def _layer_bytes(text: Mapping[str, Any], work: Work) -> Iterator[float]:
     saved = SAVED_BF16 if work.bf16 else SAVED_FP32
     dropped = (DROPPED_BF16 if work.bf16 else DROPPED_FP32) if work.lora_dropout else 0
-    hidden, heads, mlp = (text_value(text, key) for key in ("hidden_size", "num_attention_heads", "intermediate_size"))
+    hidden, heads = text_value(text, "hidden_size"), text_value(text, "num_attention_heads")
+    for layer, wide in zip(text_layers(text), _mlp_widths(text), strict=True):
+        queries, keys = heads * layer.head_dim, layer.key_value_heads * layer.head_dim
+        own = saved["hidden"] * hidden + saved["mlp"] * wide + saved["queries"] * queries + saved["keys"] * keys
+        yield own + dropped * (5 * hidden + queries + wide)
+
+
+def _mlp_widths(text: Mapping[str, Any]) -> Iterator[int]:
+    """Features of each layer's MLP that a token goes through."""
+    mlp: int = text_value(text, "intermediate_size")
     if text.get("enable_moe_block"):  # each token goes through some experts beside the MLP
         mlp += text.get("top_k_experts", 1) * text["moe_intermediate_size"]
     for layer in text_layers(text):
-        queries, keys = heads * layer.head_dim, layer.key_value_heads * layer.head_dim
-        wide = mlp * (2 if layer.shared and text.get("use_double_wide_mlp") else 1)
-        own = saved["hidden"] * hidden + saved["mlp"] * wide + saved["queries"] * queries + saved["keys"] * keys
-        yield own + dropped * (5 * hidden + queries + wide)
+        yield mlp * (2 if layer.shared and text.get("use_double_wide_mlp") else 1)
 
 
 def _vision_bytes(vision: Mapping[str, Any], work: Work) -> list[float]:

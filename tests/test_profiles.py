@@ -40,7 +40,7 @@ CHOICES: list[tuple[str, str, str, str, int, int, str]] = [
     ("h100x3", "multi-gpu", "none", B31, 3, 85, "found 3 x"),
     ("h200x1", "gpu", "none", B31, 1, 512, "found 1 x NVIDIA H200"),
     ("a100-40x2", "multi-gpu", "nf4", B31, 1, 16, "too large for these 2 GPUs: NF4 on one of them, 1 idle"),
-    ("l4x1", "gpu", "none", E4B, 1, 512, f"{B31} would want 28.6 GiB of each GPU at least, not 22.5: {E4B} is taken"),
+    ("l4x1", "gpu", "none", E4B, 1, 512, f"{B31} would want 28.8 GiB of each GPU at least, not 22.5: {E4B} is taken"),
     ("l4x4", "multi-gpu", "none", E4B, 4, 64, "found 4 x NVIDIA L4"),
     ("t4x1", "gpu", "nf4", E2B, 1, 16, f"lora_r is 16, not 64, so that {E2B} fits"),
     ("mig", "gpu", "nf4", B31, 1, 16, "MIG 3g.40gb; a process has one slice"),

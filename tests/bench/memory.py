@@ -1,8 +1,8 @@
 """How near the memory estimate comes: `python -m tests.bench.memory`. Prints ratios, asserts nothing.
 
-Each line is a training step of a small Gemma 4 with LoRA, fp32 on the CPU, in a process of its own: how much the
-process's peak grew from before the model was there, and what finetune/memory.py says of weights, adapter and
-activations.
+Each line is a training step of a small Gemma 4 with LoRA on the CPU, in fp32 or in bf16 with autocast, in a process of
+its own: how much the process's peak grew from before the model was there, and what finetune/memory.py says of weights,
+adapter and activations.
 """
 
 import json
@@ -35,7 +35,8 @@ TEXT: dict[str, Any] = {
 }
 WORK = replace(Work.of({**DEFAULTS, "max_length": 512}, images=False, gpus=1, bf16=False), measures=False)
 CASES: list[dict[str, Any]] = [
-    {"micro_batch": rows, "checkpointing": checkpointing, "lora_dropout": dropout}
+    {"bf16": bf16, "micro_batch": rows, "checkpointing": checkpointing, "lora_dropout": dropout}
+    for bf16 in (False, True)
     for rows in (2, 8)
     for checkpointing, dropout in ((False, 0.0), (False, 0.05), (True, 0.0))
 ]
@@ -50,16 +51,19 @@ def step(work: Work) -> float:
     from finetune.model import TEXT_PROJECTIONS
 
     before = _peak()
-    net = AutoModelForCausalLM.from_config(Gemma4TextConfig(**TEXT), dtype=torch.float32).requires_grad_(False)
+    precision = torch.bfloat16 if work.bf16 else torch.float32
+    net = AutoModelForCausalLM.from_config(Gemma4TextConfig(**TEXT), dtype=precision).requires_grad_(False)
     projections = TEXT_PROJECTIONS.replace(r"language_model\.", "")
     lora = LoraConfig(r=work.lora_r, lora_alpha=32, lora_dropout=work.lora_dropout, target_modules=projections)
-    model = get_peft_model(net, lora).train()
+    model = get_peft_model(net, lora).train()  # the adapter of bf16 weights is fp32, as that of a run
     model.enable_input_require_grads()
     if work.checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     ids = torch.randint(0, TEXT["vocab_size"], (work.micro_batch, work.max_length))
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
-    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=work.bf16):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
     optimizer.step()
     return _peak() - before
 
