@@ -152,7 +152,8 @@ def _activations(config: Mapping[str, Any], work: Work) -> float:
     tokens = work.micro_batch * work.max_length
     layers = list(_layer_bytes(text, work))
     found = _kept(tokens, layers, text_value(text, "hidden_size"), work)
-    found += tokens * MLP_GRADIENTS * _width(work) * max(_mlp_widths(text))
+    widest = max(layer.mlp for layer in text_layers(text)) + _expert_features(text)
+    found += tokens * MLP_GRADIENTS * _width(work) * widest
     vision = config.get("vision_config")
     if work.images and vision is not None and config.get("model_type") != UNIFIED:
         patches = work.micro_batch * IMAGE_TOKENS * PATCHES_PER_TOKEN
@@ -173,19 +174,20 @@ def _layer_bytes(text: Mapping[str, Any], work: Work) -> Iterator[float]:
     saved = SAVED_BF16 if work.bf16 else SAVED_FP32
     dropped = (DROPPED_BF16 if work.bf16 else DROPPED_FP32) if work.lora_dropout else 0
     hidden, heads = text_value(text, "hidden_size"), text_value(text, "num_attention_heads")
-    for layer, wide in zip(text_layers(text), _mlp_widths(text), strict=True):
+    experts = _expert_features(text)
+    for layer in text_layers(text):
+        wide = layer.mlp + experts
         queries, keys = heads * layer.head_dim, layer.key_value_heads * layer.head_dim
         own = saved["hidden"] * hidden + saved["mlp"] * wide + saved["queries"] * queries + saved["keys"] * keys
         yield own + dropped * (5 * hidden + queries + wide)
 
 
-def _mlp_widths(text: Mapping[str, Any]) -> Iterator[int]:
-    """Features of each layer's MLP that a token goes through."""
-    mlp: int = text_value(text, "intermediate_size")
-    if text.get("enable_moe_block"):  # each token goes through some experts beside the MLP
-        mlp += text.get("top_k_experts", 1) * text["moe_intermediate_size"]
-    for layer in text_layers(text):
-        yield mlp * (2 if layer.shared and text.get("use_double_wide_mlp") else 1)
+def _expert_features(text: Mapping[str, Any]) -> int:
+    """Features of the experts that a token goes through beside each layer's MLP."""
+    if not text.get("enable_moe_block"):
+        return 0
+    features: int = text.get("top_k_experts", 1) * text["moe_intermediate_size"]
+    return features
 
 
 def _vision_bytes(vision: Mapping[str, Any], work: Work) -> list[float]:

@@ -87,12 +87,14 @@ def adapter_size(config: Mapping[str, Any], targets: str, rank: int) -> AdapterS
 
 @dataclass(frozen=True)
 class TextLayer:
-    """What differs between the decoder layers of a model. `shared`: it uses another's keys and values."""
+    """What differs between the decoder layers of a model. `shared`: it uses another's keys and values. `mlp`: features
+    of its MLP, experts not counted."""
 
     head_dim: int
     key_value_heads: int
     full: bool
     shared: bool
+    mlp: int
 
 
 def text_value(config: Mapping[str, Any], key: str) -> Any:
@@ -117,11 +119,13 @@ def text_layers(text: Mapping[str, Any]) -> Iterator[TextLayer]:
             differs = {"head_dim": text_value(text, "global_head_dim")}
             if text.get("attention_k_eq_v") and text.get("num_global_key_value_heads"):
                 differs["num_key_value_heads"] = text["num_global_key_value_heads"]
+        shared = number >= first_shared
         yield TextLayer(
             differs.get("head_dim") or text_value(text, "head_dim"),
             differs.get("num_key_value_heads") or text_value(text, "num_key_value_heads"),
             full,
-            number >= first_shared,
+            shared,
+            text_value(text, "intermediate_size") * (2 if shared and text.get("use_double_wide_mlp") else 1),
         )
 
 
@@ -135,8 +139,7 @@ def _text_projections(text: Mapping[str, Any]) -> Iterator[Linear]:
             if not (layer.full and text.get("attention_k_eq_v")):
                 yield "text", hidden, keys
         yield "text", queries, hidden
-        wide = text_value(text, "intermediate_size") * (2 if layer.shared and text.get("use_double_wide_mlp") else 1)
-        yield from (("text", hidden, wide), ("text", hidden, wide), ("text", wide, hidden))
+        yield from (("text", hidden, layer.mlp), ("text", hidden, layer.mlp), ("text", layer.mlp, hidden))
 
 
 def all_linears(config: Mapping[str, Any]) -> Iterator[Linear]:
